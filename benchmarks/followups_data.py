@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,9 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-__all__ = ["CANARD", "CANARD_60", "IKAT", "KNOWN_ITEM", "Conversation", "DataSet", "Question", "Turn", "read_sets"]
-
 KNOWN_ITEM = " (known item)"
 CANARD, IKAT, TRAIN, LINES = "CANARD", "iKAT 2023", "iKAT 2023 train", "LoCoMo"
 CAST_2019, CAST_2020 = f"CAsT 2019{KNOWN_ITEM}", f"CAsT 2020{KNOWN_ITEM}"
-CANARD_60 = "CANARD, 60 conversations"  # those of the table in the project's note
 FEWEST_WORDS = 3  # of an answer that is a document; shorter ones say nothing that one could look for
 LONG_LINE = 8  # words of a line of LoCoMo that is taken as a distractor
 # What other passages a set gets: first all of the same kind, then some of the rest, drawn from all.
@@ -100,14 +97,12 @@ class DataSet:
         conversations: All of them; their answers are the documents.
         others: Passages of other sets, in the order in which they are added.
         scored: Ids of the conversations whose questions are asked; None for all.
-        parts: Names of parts that are reported apart, with the ids of their conversations.
     """
 
     name: str
     conversations: tuple[Conversation, ...]
     others: tuple[str, ...] = ()
     scored: frozenset[str] | None = None
-    parts: tuple[tuple[str, frozenset[str]], ...] = ()
 
     @cached_property
     def ids(self) -> dict[str, str]:
@@ -138,8 +133,9 @@ class DataSet:
         return found
 
     def limited(self, conversations: int) -> DataSet:
-        """Only so many conversations are scored, and none apart; the documents of all stay."""
-        return replace(self, scored=_drawn(self.conversations, conversations), parts=())
+        """Only so many conversations are scored, drawn with a fixed seed; the documents of all stay."""
+        names = [one.id for one in self.conversations]
+        return replace(self, scored=frozenset(random.Random(13).sample(names, min(conversations, len(names)))))
 
 
 def _plain(text: str) -> str:
@@ -153,12 +149,6 @@ def _document(name: str, turn: Turn) -> str | None:
     if not turn.answer or len(turn.answer.split()) < FEWEST_WORDS:
         return None
     return f"{turn.title}. {turn.answer}" if turn.title else turn.answer
-
-
-def _drawn(conversations: Iterable[Conversation], count: int) -> frozenset[str]:
-    names = [one.id for one in conversations]
-    random.Random(13).shuffle(names)
-    return frozenset(names[:count])
 
 
 # -- files
@@ -244,16 +234,67 @@ def read_sets(folder: Path) -> list[DataSet]:
         passages[LINES] = lines(folder / LINES_FILE)
     sets = [DataSet(name, found[name], tuple(_others(name, passages))) for name in OTHERS if name in found]
     if not sets:
-        msg = f"{folder} holds none of {', '.join(file for file, _ in FILES.values())}"
-        raise FileNotFoundError(msg)
-    apart = {CANARD: ((CANARD_60, 60),)}
-    return [
-        replace(one, parts=tuple((name, _drawn(one.conversations, size)) for name, size in apart.get(one.name, ())))
-        for one in sets
-    ]
+        raise FileNotFoundError(f"{folder} holds none of {', '.join(file for file, _ in FILES.values())}")
+    return sets
 
 
 def _others(name: str, passages: Mapping[str, list[str]]) -> list[str]:
     first, rest = ([text for other in names for text in passages.get(other, [])] for names in OTHERS[name])
     random.Random(7).shuffle(rest)
     return first + rest
+
+
+# -- made here: it shows that the benchmark works, and no more
+
+OWN = "own (no evidence of quality)"
+SYLLABLES = re.findall(
+    "[a-z]+", "ba ber cal dor el fen gar hol is jor kel lum mar nor or pel quin ros sil tor ul vel wen yar zan"
+)
+TRADES = ("cartographer", "physician", "glassmaker", "botanist", "composer", "bridge builder", "watchmaker", "printer")
+GOODS = (
+    "tide clock",
+    "folding loom",
+    "rain organ",
+    "salt lamp",
+    "pocket sextant",
+    "paper press",
+    "ice saw",
+    "sail cart",
+)
+USES = ("measuring the water in harbours", "weaving on ships", "concerts in the open", "lighting mines")
+SEATS = ("a council of nine", "an elected mayor", "the guild of weavers", "a bishop")
+LIVES = ("{who} was a {trade} in {town}.", "A {trade} by training, {who} came to {town} as a child and stayed there.")
+BIRTHS = ("{last} came to the world in {year}, a baker's daughter.", "The year was {year}; {last} was a third child.")
+WORKS = ("Her best known invention is the {thing} of {last}.", "{last} is remembered for one patent, her {thing}.")
+PURPOSES = ("The {thing} was made for {use}.", "People bought a {thing} for {use}, as {last} had hoped.")
+SIZES = ("The last census of {town} counted {people} inhabitants.", "{people} people have their home in {town} today.")
+RULES = ("{town} is governed by {seat}, led by {ruler}.", "Since {ruler}, {seat} has had the say in {town}.")
+
+
+def own_set(conversations: int = 12, others: int = 40) -> DataSet:
+    """Invented people and towns, the same in every run."""
+    chance = random.Random(4)
+    talks = tuple(Conversation(f"own {i}", tuple(_talk(chance))) for i in range(conversations))
+    more = [f"{_name(chance)} is a village known for its {chance.choice(GOODS)} museum." for _ in range(others)]
+    return DataSet(OWN, talks, tuple(more))
+
+
+def _name(chance: random.Random) -> str:
+    return "".join(chance.sample(SYLLABLES, 3)).capitalize()
+
+
+def _talk(chance: random.Random) -> Iterator[Turn]:
+    first, last, town, ruler = (_name(chance) for _ in range(4))
+    trade, thing, use, seat = (chance.choice(some) for some in (TRADES, GOODS, USES, SEATS))
+    who = f"{first} {last}"
+    words = {"who": who, "last": last, "town": town, "ruler": ruler, "trade": trade, "thing": thing, "use": use}
+    words |= {"seat": seat, "year": str(chance.randint(1700, 1900)), "people": str(chance.randint(2, 90) * 1000)}
+    for asked, rewrite, answers in (
+        ("Who was {who}?", "Who was {who}?", LIVES),
+        ("When was she born?", "When was {who} born?", BIRTHS),
+        ("What did she invent?", "What did {who} invent?", WORKS),
+        ("What was it used for?", "What was the {thing} of {last} used for?", PURPOSES),
+        ("How many people live in {town}?", "How many people live in {town}?", SIZES),
+        ("And who governs it?", "Who governs {town}?", RULES),
+    ):
+        yield Turn(asked.format(**words), rewrite.format(**words), chance.choice(answers).format(**words))

@@ -1,46 +1,121 @@
-"""The systems of benchmarks/followups.py: what a way of searching is asked, and memkit around it."""
+"""The systems of benchmarks/followups.py: two ways to search, what they are asked, and memkit around them."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import bm25s  # type: ignore[import-untyped]  # it has none
+import numpy as np
+import Stemmer  # type: ignore[import-not-found]  # compiled, without stubs
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import InMemoryVectorStore
+from pydantic import ConfigDict
 
+from benchmarks.embedders import Shared
 from benchmarks.followups_data import Question
-from benchmarks.followups_engines import STOP, Engine, Index, stemmed, words
-from benchmarks.followups_score import DEPTH
-from benchmarks.recall_embedders import Shared
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, expanded
 
-__all__ = [
-    "ANY_RETRIEVER",
-    "AUTO",
-    "HUMAN",
-    "PREVIOUS",
-    "RARE",
-    "RAW",
-    "WEIGHTED",
-    "Key",
-    "Memkit",
-    "Rewrites",
-    "Rewritten",
-    "System",
-    "Text",
-    "Write",
-    "key",
-    "memkit_systems",
-    "prepare",
-    "texts_of",
-]
-
+BM25 = "BM25"
 RAW, PREVIOUS, RARE, HUMAN = "raw question", "previous q + a + q", "rare terms", "human rewrite"
 WEIGHTED, AUTO = "memkit weighted", "memkit auto"
 AS_TEXT, ANY_RETRIEVER = "memkit text", "memkit, any retriever"
+DEPTH = 10  # documents that a system is asked for; further down none counts
+Key = tuple[str, int]
+STOP = frozenset(
+    re.findall(
+        r"\S+",
+        """a an the and or but if then so of to in on at by for with from as is are was were be been being am do does
+        did done have has had having i you he she it we they me him her us them my your his its our their this
+        that these those what which who whom whose when where why how not no nor can could will would shall should
+        may might must just about into over under again there here than too very s t d ll m re ve o y 's""",
+    )
+)
+_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
+_STEMMER = Stemmer.Stemmer("english")
+
+
+def words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def stemmed(text: str) -> list[str]:
+    found: list[str] = _STEMMER.stemWords([word.removesuffix("'s") for word in words(text) if word not in STOP])
+    return found
+
+
+class Index:
+    """What langchain-community's `BM25Retriever` calls a vectorizer."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        documents = [stemmed(text) or ["_"] for text in texts]
+        self.count = len(documents)
+        self.within = Counter(stem for document in documents for stem in set(document))
+        self._bm25 = bm25s.BM25(k1=0.9, b=0.4)
+        self._bm25.index(documents, show_progress=False)
+
+    def get_scores(self, stems: Sequence[str]) -> Any:
+        known = [stem for stem in stems if stem in self.within]
+        return self._bm25.get_scores(known) if known else np.zeros(self.count, np.float32)
+
+    def idf(self, word: str) -> float:
+        """How rare a word is; 0 for a stop word."""
+        stem = stemmed(word)
+        return math.log((self.count + 1) / (self.within[stem[0]] + 0.5)) if stem else 0.0
+
+
+class Words(BaseRetriever):
+    """Looks like `BM25Retriever`, whose own BM25 is another (rank_bm25, words as they are)."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    vectorizer: Index
+    docs: list[Document]
+    preprocess_func: Callable[[str], list[str]] = stemmed
+    k: int = DEPTH
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        scores = self.vectorizer.get_scores(self.preprocess_func(query))
+        return [self.docs[i] for i in np.argsort(-scores, kind="stable")[: k or self.k]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A way of searching.
+
+    Attributes:
+        name: Of it.
+        retriever: Takes `k` in `invoke`.
+        embeddings: Makes its vectors; None: it has none.
+    """
+
+    name: str
+    retriever: BaseRetriever
+    embeddings: Shared | None = None
+
+
+def engine_of_words(documents: list[Document]) -> Engine:
+    return Engine(BM25, Words(vectorizer=Index(document.page_content for document in documents), docs=documents))
+
+
+def engine_of_vectors(name: str, embeddings: Shared, documents: list[Document]) -> Engine:
+    store = InMemoryVectorStore(embeddings)
+    store.add_documents(documents)
+    for row in store.store.values():  # a list of floats is made an array again in every search
+        row["vector"] = np.array(row["vector"], np.float32)
+    return Engine(name, store.as_retriever(search_kwargs={"k": DEPTH}), embeddings)
+
+
+# -- what an engine is asked
 
 
 class System(Protocol):
@@ -66,15 +141,19 @@ class Text:
         return [str(document.id) for document in found if document.id not in hidden][:DEPTH]
 
 
-class Memkit:
-    """`CondenseQuestionRetriever` around the engine."""
+class Ungated(CondenseQuestionRetriever):
+    """Adds the conversation to every question, also to those that stand alone."""
 
-    def __init__(self, engine: Engine, **options: Any) -> None:
+    def stands_alone(self, question: str, history: Sequence[tuple[str, str | None]]) -> tuple[bool, str]:
+        return False, "it is measured without the gate"
+
+
+class Memkit:
+    """`CondenseQuestionRetriever`, or a subclass, around the engine."""
+
+    def __init__(self, engine: Engine, kind: type[CondenseQuestionRetriever] = CondenseQuestionRetriever) -> None:
         self._by_mask = {
-            masked: CondenseQuestionRetriever(
-                retriever=engine.retriever, skip_answered=masked, k=DEPTH, cache_size=0, **options
-            )
-            for masked in (True, False)
+            masked: kind(retriever=engine.retriever, skip_answered=masked, k=DEPTH) for masked in (True, False)
         }
 
     def find(self, question: Question, masked: bool) -> list[str]:
@@ -93,12 +172,7 @@ class Closed(BaseRetriever):
         return found
 
 
-_CONDENSERS = {
-    masked: CondenseQuestionRetriever(
-        retriever=lambda _: [], mode="weighted", gate=None, skip_answered=masked, cache_size=0
-    )
-    for masked in (True, False)
-}
+_CONDENSERS = {masked: Ungated(retriever=lambda _: [], skip_answered=masked) for masked in (True, False)}
 
 
 def condensed(question: Question, masked: bool) -> str:
@@ -151,35 +225,10 @@ def texts_of(index: Index) -> dict[str, Write]:
 def memkit_systems(engine: Engine) -> dict[str, System]:
     """Without a model: always with weights, only where the gate says so, and around a retriever that takes text."""
     return {
-        WEIGHTED: Memkit(engine, mode="weighted", gate=None),
+        WEIGHTED: Memkit(engine, Ungated),
         AUTO: Memkit(engine),
-        ANY_RETRIEVER: Memkit(Engine(engine.name, Closed(engine=engine)), mode="weighted", gate=None),
+        ANY_RETRIEVER: Memkit(Engine(engine.name, Closed(engine=engine)), Ungated),
     }
-
-
-# -- what a model made of the questions
-
-Key = tuple[str, int]
-
-
-@dataclass
-class Rewrites:
-    """What became of the questions in one of the two ways.
-
-    Attributes:
-        texts: What is searched for; None: the call failed, and nothing is. A question that is not there was not
-            rewritten, so memkit's weights take its place.
-        calls: Of the model, for a question.
-        ms: For a question.
-        weighted: Share that the weights took the place of.
-        failed: Share of calls that raised an error that reached the user.
-    """
-
-    texts: dict[Key, str | None] = field(default_factory=dict)
-    calls: float = 0.0
-    ms: float = 0.0
-    weighted: float = 0.0
-    failed: float = 0.0
 
 
 class Rewritten:
@@ -188,7 +237,7 @@ class Rewritten:
     def __init__(self, texts: Mapping[Key, str | None], engine: Engine) -> None:
         self._texts = texts
         self._plain = Text(lambda question, masked: self._texts[key(question)] or "", engine)
-        self._weighted = Memkit(engine, mode="weighted", gate=None)
+        self._weighted = Memkit(engine, Ungated)
 
     def find(self, question: Question, masked: bool) -> list[str]:
         if key(question) not in self._texts:
@@ -199,9 +248,6 @@ class Rewritten:
 def key(question: Question) -> Key:
     """What names a question in its set."""
     return question.conversation, len(question.past)
-
-
-# -- vectors
 
 
 def prepare(

@@ -14,24 +14,17 @@ Bar: every move takes at most 60 seconds.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from pymongo import MongoClient
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measure import Case, alternate
-from benchmarks.moving_floor import Copies
-from benchmarks.moving_sources import Sources
-from benchmarks.report import environment, ratio, write
+from benchmarks.common import Case, Row, alternate, arguments, environment, finish, ratio, say
+from benchmarks.moving_floor import Copies, Sources
 from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
 from langchain_memkit.migrate import (
     MigrationReport,
@@ -41,15 +34,10 @@ from langchain_memkit.migrate import (
     langgraph_source,
     migrate,
 )
-from langchain_memkit.testing import local_mongodb
+from tools.local_mongodb import local_mongodb
 
-RESULTS = Path(__file__).parent / "results" / "moving.json"
 BAR = "<= 60"
-console = Console(markup=False, highlight=False, emoji=False)
-
-
-def say(text: str) -> None:
-    console.print(f"{time.strftime('%H:%M:%S')}  {text}", style="dim")
+PACKAGES = ("pymongo", "langchain-community", "langgraph-checkpoint-sqlite", "SQLAlchemy")
 
 
 @dataclass(frozen=True)
@@ -83,52 +71,35 @@ class Bench:
 
     def moves(self) -> list[Move]:
         """Everything that is measured."""
-        sources, copies = self.sources, self.copies
+        sources, copies, sqlite = self.sources, self.copies, self.sqlite
+
+        def move(name: str, source: Any, target: Callable[[], Any], floor: Callable[[], int]) -> Move:
+            return Move(name, lambda t: migrate(source(), t, progress=False), target, floor)
+
         return [
             Move("export", lambda path: export_history(sources.sqlite, path, progress=False), self.path, copies.export),
-            Move(
-                "import",
-                lambda t: import_history(t, sources.lines, progress=False),
-                self.sqlite,
-                copies.lines_to_sqlite,
-            ),
-            Move(
-                "SQLite to SQLite",
-                lambda t: migrate(sources.sqlite, t, progress=False),
-                self.sqlite,
-                copies.sqlite_to_sqlite,
-            ),
-            Move(
-                "SQLite to MongoDB",
-                lambda t: migrate(sources.sqlite, t, progress=False),
-                self.mongodb,
-                copies.sqlite_to_mongodb,
-            ),
-            Move(
-                "langchain-mongodb's rows to turns",
-                lambda t: migrate(sources.rows, t, progress=False),
-                self.mongodb,
-                copies.rows,
-            ),
-            Move(
-                "turns to langchain-mongodb's rows",
-                lambda t: migrate(sources.turns, t, progress=False),
-                lambda: self.mongodb(layout="langchain"),
-                copies.back,
-            ),
-            Move(
+            Move("import", lambda t: import_history(t, sources.lines, progress=False), sqlite, copies.lines_to_sqlite),
+            move("SQLite to SQLite", lambda: sources.sqlite, sqlite, copies.sqlite_to_sqlite),
+            move("SQLite to MongoDB", lambda: sources.sqlite, self.mongodb, copies.sqlite_to_mongodb),
+            move("langchain-mongodb's rows to turns", lambda: sources.rows, self.mongodb, copies.rows),
+            move("turns to langchain-mongodb's rows", lambda: sources.turns, self.rows, copies.back),
+            move(
                 "langchain-community's SQL to SQLite",
-                lambda t: migrate(langchain_sql_source(sources.sql), t, progress=False),
-                self.sqlite,
+                lambda: langchain_sql_source(sources.sql),
+                sqlite,
                 copies.sql_to_sqlite,
             ),
-            Move(
+            move(
                 "LangGraph's checkpoints to SQLite",
-                lambda t: migrate(langgraph_source(sources.checkpoints), t, progress=False),
-                self.sqlite,
+                lambda: langgraph_source(sources.checkpoints),
+                sqlite,
                 copies.checkpoints_to_sqlite,
             ),
         ]
+
+    def rows(self) -> Any:
+        """A new collection of langchain-mongodb's rows."""
+        return self.mongodb(layout="langchain")
 
     def path(self) -> Path:
         """A new file name."""
@@ -166,55 +137,26 @@ class Bench:
         ]
 
 
-def measure(messages: int) -> dict[str, Any]:
-    """Rows and ratios."""
-    rows: list[dict[str, Any]] = []
+def main() -> None:
+    """Runs it."""
+    options = arguments("100,000 messages moved in, out and between stores.").parse_args()
+    messages = 400 if options.quick else 100_000
+    about = environment(quick=options.quick, packages=PACKAGES)
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, local_mongodb() as server:
         say(f"filling every source with {messages:,} messages")
         bench = Bench(Path(folder), server.uri, Sources(Path(folder), server.uri, messages))
         for move in bench.moves():
             say(move.name)
             rows += alternate(bench.cases(move), 3, budget=300)
-        with MongoClient[dict[str, Any]](server.uri) as client:
-            mongod = client.server_info()["version"]
+        with MongoClient[Row](server.uri) as client:
+            about["versions"]["mongod"] = client.server_info()["version"]
     took = {(row["move"], row["system"]): row["median_ms"] / 1000 for row in rows}
     ratios = []
     for name in dict.fromkeys(row["move"] for row in rows):
         ratios.append(ratio("seconds", took[name, "memkit"], bar=BAR, move=name))
         ratios.append(ratio("time, memkit / floor", took[name, "memkit"] / took[name, "floor"], move=name))
-    return {"mongod": mongod, "rows": rows, "ratios": sorted(ratios, key=lambda r: "bar" not in r)}
-
-
-def show(result: dict[str, Any]) -> None:
-    """A table of it."""
-    table = Table(title="Seconds, median (min-max)")
-    for name in ("move", "messages", "memkit", "the drivers alone", "times"):
-        table.add_column(name)
-    cells: dict[str, dict[str, str]] = {}
-    for row in result["rows"]:
-        figures = [row[name] / 1000 for name in ("median_ms", "min_ms", "max_ms")]
-        cells.setdefault(row["move"], {})[row["system"]] = f"{figures[0]:.2f} ({figures[1]:.2f}-{figures[2]:.2f})"
-    times = {r["move"]: r["value"] for r in result["ratios"] if r["ratio"].startswith("time")}
-    for move, cell in cells.items():
-        table.add_row(move, f"{result['rows'][0]['messages']:,}", cell["memkit"], cell["floor"], str(times[move]))
-    console.print(table)
-
-
-def main() -> None:
-    """Runs it."""
-    parser = argparse.ArgumentParser(description="100,000 messages moved in, out and between stores.")
-    parser.add_argument("--quick", action="store_true", help="400 messages; nothing is written by default")
-    parser.add_argument("--output", type=Path, help=f"JSON file; default of a full run: {RESULTS.name}")
-    options = parser.parse_args()
-    place = environment(quick=options.quick)
-    del place["write_concerns"]  # the same everywhere: see above
-    place["versions"] |= {
-        name: version(name) for name in ("langchain-community", "langgraph-checkpoint-sqlite", "SQLAlchemy")
-    }
-    result = {**place, **measure(400 if options.quick else 100_000)}
-    place["versions"]["mongod"] = result.pop("mongod")
-    show(result)
-    write(result, options.output or (None if options.quick else RESULTS))
+    finish("moving", options.output, about, rows, ratios, full=not options.quick)
 
 
 if __name__ == "__main__":

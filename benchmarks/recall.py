@@ -1,37 +1,20 @@
 """Evidence in long conversations: `VectorMemory` beside its peers, and how fast it is: `make bench`.
 
-Method. Conversations over many sessions are saved, in order, as an app would save them; then questions are asked whose
-evidence is known, the messages that answer them. No model and no judge: what is looked at is whether these messages are
-found. The conversations come from files that you name: one in LoCoMo's format (`--data`, or the environment variable
-`MEMKIT_LOCOMO`), and a folder of REALTALK (`--realtalk`). Neither is part of this project (LoCoMo's licence is CC BY-NC
-4.0), and the result holds numbers only. Without them a small conversation is made here, which shows that the benchmark
-works and is NO evidence of quality.
+docs/benchmarks.md says what is compared. Besides:
 
-- Every system has the same embedder and the very same vectors, made once: MiniLM (all-MiniLM-L6-v2, computed in numpy),
-  if its files are there (`--minilm`, or `python tools/parts.py minilm`), and WordLlama's table of words, which memkit's
-  extra `local` brings; `--embeddings module:factory` names others. Each gives a table of its own.
-- memkit has its defaults, over a SQLite file, and gets messages with their speakers' names and ids and the date of the
-  session. The others get `speaker: text`, and are as their packages are: LlamaIndex's VectorMemory,
-  langchain-classic's VectorStoreRetrieverMemory and TimeWeightedVectorStoreRetriever (as shipped: every question
-  changes what the next ones find), langgraph's InMemoryStore with an index, mem0 with `infer=False` on its local Qdrant
-  (no keyword part: that needs more packages). References: BM25 over stems without stop words, and its ranks fused with
-  those of cosines (k = 60). The first speaker has the user's part. Pictures are their captions.
-- memkit's weights were chosen with the help of four of LoCoMo's conversations (conv-26, 30, 41, 42). The other six, and
-  REALTALK, are the better evidence: look at the figures by conversation.
+- The conversations come from a file in LoCoMo's format that you name (`--data`, or the environment variable
+  `MEMKIT_LOCOMO`), which is no part of this project; the result holds numbers only. Without it a small conversation is
+  made here, which shows that the benchmark works and is NO evidence of quality.
+- Embedders: MiniLM (computed in numpy), if its files are there (`python tools/parts.py minilm`), and WordLlama's table
+  of words, which memkit's extra `local` brings.
+- memkit's weights were chosen with the help of four of LoCoMo's conversations (conv-26, 30, 41, 42). The other six are
+  the better evidence: look at the figures by conversation.
 - LoCoMo's questions of category 5 are left out: nothing answers them. 1 asks for several facts, 2 for times, 3 for what
   one has to infer, 4 for one fact.
-- Each is asked for 60 records. recall@k is the share of the evidence in the first k records. These differ in size (a
-  message here, a round of two or three there), so compare `recall within n`: records are packed in their order until
-  the next one would be more than n tokens of o200k_base, which is what a prompt pays for. MRR: 1 / rank of the first
-  record with evidence. A difference is given to the best of all others, peer or reference, chosen for each metric
-  after the fact, with the 95% interval of 10,000 paired resamples of the questions.
-  Counted are the records themselves. What memkit's `load` really puts before a model, with its frame, sessions and
-  dates, is given apart: the share of the evidence in a note of 1,024 tokens.
-- Time: wall clock, without embedding, of a message saved and a question asked, one run. memkit and mem0 write to files,
-  memkit so that a round survives a loss of power; the others keep all in memory.
-
-Speed is measured apart, see recall_speed.py. `--million` adds a million rounds of 1,000 users (minutes, and some GB
-of disk in the temporary folder).
+- recall@k is the share of the evidence in the first k records; within n: in those that fit into n tokens. MRR: 1 / rank
+  of the first record with evidence. Counted are the records themselves; what memkit's `load` really puts before a
+  model, with its frame, sessions and dates, is given apart: the share of the evidence in a note of 1,024 tokens.
+- Time: wall clock, without embedding, of a message saved and a question asked, one run. Speed: see recall_speed.py.
 
 Bars, on data that was named: memkit is ahead of the best other in recall@10, recall within 1,024 and MRR, in all (the
 low end of the interval is not below 0) and in each conversation. Speed: see there.
@@ -39,40 +22,75 @@ low end of the interval is not below 0) and in each conversation. Speed: see the
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import HumanMessage
+import numpy as np
 
-from benchmarks.recall_data import Dialogue, locomo_dialogues, own_dialogue, realtalk_dialogues
-from benchmarks.recall_embedders import DEFAULT, Shared, embeddings_named
-from benchmarks.recall_report import console, figures, say, show
-from benchmarks.recall_score import DEPTH, NOTE, Answer, means, score
+from benchmarks.common import Row, arguments, environment, finish, ratio, say, unbarred
+from benchmarks.dialogues import Dialogue, locomo_dialogues, own_dialogue, score
+from benchmarks.embedders import DEFAULT, Shared, shared_embedders
 from benchmarks.recall_speed import FULL, QUICK, speed
-from benchmarks.recall_systems import PACKAGES, WITH_VECTORS, WITHOUT_VECTORS, Make, Memkit
-from benchmarks.report import Row, environment, write
-from langchain_memkit.messages.tokens import OpenAITokenCounter
+from benchmarks.recall_systems import (
+    DEPTH,
+    MEMKIT,
+    PACKAGES,
+    WITH_VECTORS,
+    WITHOUT_VECTORS,
+    Make,
+    Memkit,
+)
 
-RESULTS = Path(__file__).parent / "results" / "recall.json"
 ENV = "MEMKIT_LOCOMO"
-OWN = "own (no evidence of quality)"
 QUICK_TURNS, QUICK_QUESTIONS, QUICK_DIALOGUES = 120, 8, 2
 NO_VECTORS = "none"
+NOTE = "in the note"  # of memkit only: what `load` puts before a model
+BARRED = ("recall@10", "recall within 1,024", "MRR")
+RESAMPLES = 10_000
 
 
-@cache
-def tokens(text: str) -> int:
-    """Of o200k_base, without the frame of a message."""
-    counter = OpenAITokenCounter("o200k_base")
-    return counter([HumanMessage(text)]) - counter([HumanMessage("")])
+@dataclass(frozen=True)
+class Answer:
+    """What a system made of a question: what `score` says."""
+
+    dialogue: str
+    category: int
+    scores: dict[str, float]
+
+
+Measured = Sequence[tuple[Row, list[Answer]]]
+
+
+def means(answers: Iterable[Answer]) -> dict[str, float]:
+    """The mean of each metric over questions."""
+    scores = [answer.scores for answer in answers]
+    return {metric: float(np.mean([one[metric] for one in scores])) for metric in scores[0]}
+
+
+def difference(ours: Sequence[Answer], theirs: Sequence[Answer], metric: str) -> dict[str, Any]:
+    """By how much one system is ahead of another on the same questions.
+
+    Returns:
+        The mean difference and its 95% interval: 2.5% and 97.5% of 10,000 resamples of the questions of each
+        conversation, with a fixed seed. It says how much the questions leave to chance; other conversations may differ
+        by more.
+    """
+    gaps = np.array([a.scores[metric] - b.scores[metric] for a, b in zip(ours, theirs, strict=True)])
+    names = np.array([answer.dialogue for answer in ours])
+    chance = np.random.default_rng(5)
+    sums = np.zeros(RESAMPLES)
+    for name in dict.fromkeys(names.tolist()):
+        part = gaps[names == name]
+        sums += chance.choice(part, (RESAMPLES, len(part))).sum(1)
+    low, high = np.quantile(sums / len(gaps), (0.025, 0.975))
+    return {"value": float(gaps.mean()), "low": float(low), "high": float(high)}
 
 
 def prepare(embeddings: Shared, dialogue: Dialogue) -> None:
@@ -102,8 +120,8 @@ def ask(make: Make, embeddings: Shared | None, dialogue: Dialogue) -> tuple[list
         _, saving = spent(lambda: system.save(dialogue))
         answers, asking = [], []
         for question in dialogue.questions:
-            found, seconds = spent(lambda q=question: system.search(q.text, DEPTH))  # type: ignore[misc]  # bound now
-            scores = score(found, question, tokens)
+            found, seconds = spent(partial(system.search, question.text, DEPTH))
+            scores = score(found, question)
             if isinstance(system, Memkit):
                 scores[NOTE] = len(question.evidence & system.noted(question.text)) / len(question.evidence)
             answers.append(Answer(dialogue.name, question.category, scores))
@@ -153,83 +171,64 @@ def rows_of(timed: Row, answers: Sequence[Answer]) -> Iterator[Row]:
         yield {**place, "where": where, "questions": len(group), **figures}
 
 
-def data_sets(options: argparse.Namespace) -> dict[str, list[Dialogue]]:
-    """What was named, or the conversation that is made here."""
-    found: dict[str, list[Dialogue]] = {}
-    if options.data:
-        found[options.data.name] = locomo_dialogues(options.data)
-    if options.realtalk:
-        found["REALTALK"] = realtalk_dialogues(options.realtalk)
-    found = found or {OWN: [own_dialogue()]}
-    if options.quick:
-        found = {
-            name: [dialogue.part(QUICK_TURNS, QUICK_QUESTIONS) for dialogue in dialogues[:QUICK_DIALOGUES]]
-            for name, dialogues in found.items()
-        }
-    return {name: [dialogue for dialogue in dialogues if dialogue.questions] for name, dialogues in found.items()}
+def figures(measured: Measured, *, barred: bool) -> list[Row]:
+    """By how much memkit is ahead of the best of all others; with bars if the data is worth it."""
+    found: list[Row] = []
+    for row, ours in measured:
+        if row["system"] == MEMKIT:
+            embedder = row["embedder"]
+            others = [
+                (other["system"], answers)
+                for other, answers in measured
+                if other["embedder"] in (embedder, NO_VECTORS) and other["system"] != MEMKIT
+            ]
+            found += _ahead({"data": row["data"], "embedder": embedder}, ours, others)
+    return found if barred else unbarred(found)
 
 
-def shared_embedders(names: Sequence[str], minilm: Path | None, file: Path | None) -> dict[str, Shared]:
-    """Those that are there; says which is not."""
-    found = {}
-    for name in names:
-        embeddings = embeddings_named(name, minilm)
-        if embeddings is None:
-            console.print(f"{name} is not measured: its files are not there (python tools/parts.py minilm)")
-        else:
-            found[name] = Shared(embeddings, name, file)
-    return found
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Evidence in long conversations: VectorMemory beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="little of everything, to see that it works")
-    parser.add_argument("--data", type=Path, default=os.environ.get(ENV) or None, help=f"a LoCoMo file (or: {ENV})")
-    parser.add_argument("--realtalk", type=Path, help="a folder with REALTALK's files Chat_*.json")
-    parser.add_argument("--embeddings", action="append", help="minilm, wordllama or module:factory; may be repeated")
-    parser.add_argument("--minilm", type=Path, help="a folder with MiniLM's model.safetensors and tokenizer.json")
-    parser.add_argument("--cache", type=Path, help="a SQLite file for the vectors, to be quicker next time")
-    parser.add_argument("--only", choices=("recall", "speed"), help="one part")
-    parser.add_argument("--million", action="store_true", help="speed with a million rounds, too")
-    parser.add_argument(
-        "--output", "--out", type=Path, help=f"JSON file (with data, in full: {RESULTS.name}; else none)"
-    )
-    return parser.parse_args()
+def _ahead(place: Row, ours: Sequence[Answer], others: Sequence[tuple[str, list[Answer]]]) -> Iterator[Row]:
+    """In all, and in how many conversations it is not; without vectors it is no default, and has no bar."""
+    yield ratio("share of the evidence in the note of 1,024 tokens", means(ours)[NOTE], **place)
+    barred = place["embedder"] != NO_VECTORS
+    for metric in BARRED:
+        name, theirs = max(others, key=lambda other: means(other[1])[metric])
+        gap = {key: round(value, 4) for key, value in difference(ours, theirs, metric).items()}
+        shown = {"of": name, "difference": gap["value"], "high": gap["high"]}
+        yield ratio(f"{metric}, memkit - best other, low end", gap["low"], ">= 0" if barred else None, **place, **shown)
+        behind = 0
+        for dialogue in dict.fromkeys(answer.dialogue for answer in ours):
+            mine, *theirs_here = (
+                means(answer for answer in answers if answer.dialogue == dialogue)[metric]
+                for answers in (ours, *(answers for _, answers in others))
+            )
+            behind += mine < max(theirs_here)
+        yield ratio(f"{metric}, conversations in which any other is ahead", behind, "<= 0" if barred else None, **place)
 
 
 def main() -> None:
-    options = arguments()
-    about = environment(quick=options.quick)
-    del about["write_concerns"]
-    about["versions"] |= {name: version(name) for name in PACKAGES}
-    rows: list[Row] = []
-    found: list[Row] = []
-    if options.only != "speed":
-        sets = data_sets(options)
-        about["data"] = [
-            {
-                "name": name,
-                "conversations": len(dialogues),
-                "messages": sum(len(dialogue.turns) for dialogue in dialogues),
-                "questions": sum(len(dialogue.questions) for dialogue in dialogues),
-            }
-            for name, dialogues in sets.items()
-        ]
-        embedders = shared_embedders(options.embeddings or DEFAULT, options.minilm, options.cache)
-        about["tokens"] = "o200k_base"
-        for name, dialogues in sets.items():
-            measured = list(measure(name, dialogues, embedders))
-            rows += [row for timed, answers in measured for row in rows_of(timed, answers)]
-            found += figures(measured, barred=name != OWN and not options.quick)
-    if options.only != "recall":
-        quick = QUICK if options.quick else FULL
-        timed, judged = speed(quick, million=options.million)
-        rows += timed
-        found += judged
-    result = {**about, "ratios": sorted(found, key=lambda row: "bar" not in row), "rows": rows}
-    show(result)
-    full = (options.data or options.realtalk) and not options.quick and not options.only
-    write(result, options.output or (RESULTS if full else None))
+    parser = arguments("Evidence in long conversations: VectorMemory beside its peers.")
+    parser.add_argument("--data", type=Path, default=os.environ.get(ENV) or None, help=f"a LoCoMo file (or: {ENV})")
+    parser.add_argument("--embeddings", action="append", choices=DEFAULT, help="may be repeated; both without it")
+    parser.add_argument("--million", action="store_true", help="speed with a million rounds, too")
+    options = parser.parse_args()
+    full = bool(options.data) and not options.quick
+    name = options.data.name if options.data else "own (no evidence of quality)"
+    dialogues = locomo_dialogues(options.data) if options.data else [own_dialogue()]
+    if options.quick:
+        dialogues = [dialogue.part(QUICK_TURNS, QUICK_QUESTIONS) for dialogue in dialogues[:QUICK_DIALOGUES]]
+    dialogues = [dialogue for dialogue in dialogues if dialogue.questions]
+    about = environment(quick=options.quick, packages=PACKAGES)
+    sizes = {
+        "conversations": len(dialogues),
+        "messages": sum(len(dialogue.turns) for dialogue in dialogues),
+        "questions": sum(len(dialogue.questions) for dialogue in dialogues),
+    }
+    about |= {"data": [{"name": name, **sizes}], "tokens": "o200k_base"}
+    embedders = shared_embedders(options.embeddings or DEFAULT)
+    measured = list(measure(name, dialogues, embedders))
+    rows = [row for timed, answers in measured for row in rows_of(timed, answers)]
+    timed, judged = speed(QUICK if options.quick else FULL, million=options.million)
+    finish("recall", options.output, about, rows + timed, figures(measured, barred=full) + judged, full=full)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
 """What `VectorMemory` finds of the recall set, by kind of question, and what each part of the ranking is for.
 
     python -m benchmarks.recall_floors              # the figures beside their floors
-    python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/benchmarks.md has it
+    python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/recall.md has it
+    python -m benchmarks.recall_floors --silence [--data locomo.json]   # what is shown for prompts that nothing answers
 
 The conversations are saved in a `VectorMemory` over a SQLite file, with WordLlama's vectors (the extra `local`) or with
 none (words only); `--embeddings minilm` adds MiniLM. Then every question is asked: `R@512` is the share of the evidence
 in the best records that fit into 512 tokens of o200k_base, `R@1,024` likewise. `make recall` holds these figures above
 `FLOORS`, which lie .02 below what was measured, and shows that each part of the ranking keeps a row above its floor.
+
+Silence: the tokens of a note for everyday prompts (texts/everyday.txt), for questions of other conversations and for
+those that nothing answers, and the share of the evidence in the notes without a floor that is not in those with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,39 +32,30 @@ from unittest.mock import patch
 
 import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage
 
-from benchmarks.recall_data import Dialogue, Question, recall_set
-from benchmarks.recall_embedders import Shared, embeddings_named
-from benchmarks.recall_references import Found
-from benchmarks.recall_score import score
+from benchmarks.common import TEXTS
+from benchmarks.dialogues import Dialogue, Found, Question, locomo_dialogues, recall_set, score, tokens
+from benchmarks.embedders import Shared, embeddings_named
 from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit._sync import drive
 from langchain_memkit.memories.vector.recalling import hit_of
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.messages.tokens import OpenAITokenCounter
 from langchain_memkit.ranking import bm25 as matches
 from langchain_memkit.ranking import ranking, speakers
 from langchain_memkit.ranking import ranking as features
 from langchain_memkit.ranking import tokenize as words
 from langchain_memkit.ranking.bm25 import IndexSnapshot
 from langchain_memkit.ranking.index import Index, digest_of, index_record_of
-from langchain_memkit.ranking.ranking import Ranking, rank
-
-__all__ = ["ABLATIONS", "FLOORS", "METRICS", "WORDS_ONLY", "Ablation", "Kept", "kept", "lines", "measured", "missed"]
+from langchain_memkit.ranking.ranking import Ranking, best_first
 
 WORDS_ONLY, FEW = "words only", "wordllama, ten candidates"
 METRICS = {"R@512": "recall within 512", "R@1,024": "recall within 1,024"}
 ENOUGH = 1_024  # tokens of records that are looked at
 NOTE_TOKENS = 1_000  # the default of `max_tokens`
+OTHERS = 30  # questions of each other conversation, for silence
 Row = dict[str, float]
 Table = dict[str, Row]  # by kind of question
-
-
-@cache
-def tokens(text: str) -> int:
-    """Of o200k_base, without the frame of a message."""
-    counter = OpenAITokenCounter("o200k_base")
-    return counter([HumanMessage(text)]) - counter([HumanMessage("")])
 
 
 class Kept:
@@ -70,36 +66,27 @@ class Kept:
         embeddings: None: vectors mean nothing and have no weight.
         folder: For the file.
         weights: Those of its parts.
-        text_splitter: In place of the default one.
+        text_splitter: In place of the default one, if it is given.
     """
 
     def __init__(
-        self,
-        dialogue: Dialogue,
-        embeddings: Embeddings | None,
-        folder: Path,
-        weights: Ranking,
-        text_splitter: Any = None,
+        self, dialogue: Dialogue, embeddings: Embeddings | None, folder: Path, weights: Ranking, text_splitter: Any
     ) -> None:
         self.dialogue = dialogue
         self.now = datetime.now(UTC)
         self.ranking = weights
         self.embeddings = embeddings or DeterministicFakeEmbedding(size=8)
         self.store = SQLiteVectorStore(folder / f"{dialogue.name}.db", self.embeddings)
-        more: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
-        if text_splitter:
-            more["text_splitter"] = text_splitter
-        more |= {"ranking": self.ranking, "now": lambda: self.now}
+        more: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base", "now": lambda: self.now}
+        more |= {"ranking": weights} | ({"text_splitter": text_splitter} if text_splitter else {})
         self.memories = VectorMemory.factory(self.store, **more)
         self.unfloored = VectorMemory.factory(self.store, floor=None, **more)
         for session, turns in groupby(dialogue.turns, key=lambda turn: turn.session):
             said = [*turns]
             self.now = said[0].at
-            kinds = (HumanMessage if turn.speaker == dialogue.user else AIMessage for turn in said)
-            messages = [kind(turn.text, name=turn.speaker, id=turn.id) for kind, turn in zip(kinds, said, strict=True)]
-            self.memories(session, "u1").save(messages)
+            self.memories(session, "u1").save(dialogue.messages(said))
         self.now += timedelta(hours=1)  # when the questions are asked
-        self.index = self.store.index("u1")
+        self.index = drive(self.store.records.index("u1"))
         found = self.store.get_by_ids([entry.id for entry in self.index.entries], user_id="u1")
         self.documents = {document.id: document for document in found}
 
@@ -114,7 +101,7 @@ class Kept:
         made: list[Found] = []
         seen: set[str] = set()
         size = 0
-        for record in rank(self.index, asked, weights):
+        for record in best_first(self.index, asked, weights).records:
             document = self.documents[record.entry.id]
             digest = digest_of(document.page_content)
             if once and digest in seen:
@@ -145,16 +132,20 @@ class Kept:
         self.memories.close()
 
 
+@cache
+def shared_embedder(name: str) -> Shared:
+    """An embedder that makes each vector once."""
+    made = embeddings_named(name)
+    if made is None:
+        raise FileNotFoundError(f"{name} is not there: python tools/parts.py minilm")
+    return Shared(made)
+
+
 @contextmanager
 def kept(embedder: str, dialogues: Iterable[Dialogue], text_splitter: Any = None) -> Iterator[list[Kept]]:
     """The conversations with an embedder's vectors: `wordllama`, `minilm`, `WORDS_ONLY`, or `FEW`."""
-    named = "wordllama" if embedder == FEW else embedder
-    made = None if embedder == WORDS_ONLY else embeddings_named(named, None)
-    weights = Ranking(relevance=0.0) if made is None else Ranking(candidates=10) if embedder == FEW else Ranking()
-    if made is None and embedder != WORDS_ONLY:
-        msg = f"{embedder} is not there: python tools/parts.py minilm"
-        raise FileNotFoundError(msg)
-    shared = None if made is None else Shared(made, named)
+    shared = None if embedder == WORDS_ONLY else shared_embedder("wordllama" if embedder == FEW else embedder)
+    weights = Ranking(relevance=0.0) if shared is None else Ranking(candidates=10) if embedder == FEW else Ranking()
     with tempfile.TemporaryDirectory(prefix="memkit-recall-") as folder, ExitStack() as open_:
         systems = []
         for dialogue in dialogues:
@@ -170,7 +161,7 @@ def measured(systems: Sequence[Kept], find: Callable[[Kept, Question], Sequence[
     for system in systems:
         for question in system.dialogue.questions:
             if not kind or question.kind == kind:
-                scores.setdefault(question.kind, []).append(score(find(system, question), question, tokens))
+                scores.setdefault(question.kind, []).append(score(find(system, question), question))
     return {
         name: {short: float(np.mean([one[metric] for one in rows])) for short, metric in METRICS.items()}
         for name, rows in sorted(scores.items())
@@ -363,22 +354,8 @@ FLOORS: Mapping[str, Table] = {
 # -- the figures
 
 
-def table_of(embedder: str, dialogues: Sequence[Dialogue]) -> Table:
-    """What VectorMemory finds."""
-    with kept(embedder, dialogues) as systems:
-        return measured(systems, lambda system, question: system.search(question.text))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ablation", action="store_true", help="what is lost without each part")
-    parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
-    options = parser.parse_args()
-    dialogues = recall_set().dialogues
-    if not options.ablation:
-        for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
-            print(lines(embedder, table_of(embedder, dialogues)))
-        return
+def show_ablations(dialogues: Sequence[Dialogue]) -> None:
+    """Prints the table of docs/recall.md: for each part the row that it keeps above its floor."""
     print("| without | questions | vectors | metric | with it | without it | floor |\n|---|---|---|---|---|---|---|")
     with ExitStack() as open_:
         stored: dict[str, list[Kept]] = {}
@@ -392,6 +369,41 @@ def main() -> None:
             metric = min(METRICS, key=lambda metric: found[metric] - FLOORS[embedder][kind][metric])
             figures = (f"{row[metric]:.3f}".removeprefix("0") for row in (base, found, FLOORS[embedder][kind]))
             print(f"| {name} | {kind} | {embedder} | {metric} | {' | '.join(figures)} |", flush=True)
+
+
+def silence(systems: Sequence[Kept]) -> str:
+    """The evidence that the floor of `VectorMemory` costs, and mean tokens for each kind of prompt."""
+    prompts = (TEXTS / "everyday.txt").read_text(encoding="utf-8").splitlines()
+    chance = random.Random(0)
+    sizes: dict[str, list[int]] = {"everyday": [], "others": [], "unanswerable": []}
+    for system in systems:
+        asked = [other.dialogue.questions for other in systems if other is not system]
+        others = [question.text for some in asked for question in chance.sample(some, min(OTHERS, len(some)))]
+        for kind, texts in zip(sizes, (prompts, others, system.dialogue.unanswerable), strict=True):
+            sizes[kind] += [system.noted(text) for text in texts]
+    pairs = [(system, question) for system in systems for question in system.dialogue.questions]
+    with_floor, without = (sum(system.shown(q, floor=floor) for system, q in pairs) for floor in (True, False))
+    told = ", ".join(f"{kind} {np.mean(some):.0f} tokens" for kind, some in sizes.items() if some)
+    return f"{1 - with_floor / without:.2%} of the evidence lost; {told}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ablation", action="store_true", help="what is lost without each part")
+    parser.add_argument("--silence", action="store_true", help="what is shown for prompts that nothing answers")
+    parser.add_argument("--data", type=Path, help="a LoCoMo file in place of the recall set, for --silence")
+    parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
+    options = parser.parse_args()
+    dialogues = locomo_dialogues(options.data) if options.data else recall_set().dialogues
+    if options.ablation:
+        show_ablations(dialogues)
+        return
+    for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
+        with kept(embedder, dialogues) as systems:
+            if options.silence:
+                print(f"{embedder}: {silence(systems)}", flush=True)
+            else:
+                print(lines(embedder, measured(systems, lambda system, question: system.search(question.text))))
 
 
 def lines(embedder: str, table: Table) -> str:

@@ -20,35 +20,44 @@ million rounds a search at most 25 ms, and the process at most 300 MB then.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import islice
+from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bson import Binary
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pymongo import MongoClient
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
-from benchmarks.measure import Case, alternate
-from benchmarks.recall_texts import BEGIN, Lookup, question, rounds
-from benchmarks.report import Row, ratio
+from benchmarks.common import Case, Row, alternate, ratio, unbarred
+from benchmarks.conversations import vocabulary
 from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, VectorMemory
-from langchain_memkit.testing import local_mongodb
+from tools.local_mongodb import local_mongodb
 
-__all__ = ["FULL", "QUICK", "Scale", "speed"]
+ASKED, ANSWERED, QUESTION = 20, 30, 10  # words, about as many as in LoCoMo
+BEGIN = datetime(2020, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 
+Round = tuple[datetime, list[BaseMessage]]
 SESSION = 20
+MILLION_SESSION, MILLION_QUESTIONS = 50, 200
 SQLITE, STANDALONE, REPLICA_SET = "sqlite", "standalone", "replica_set"
 
 Texts = Sequence[tuple[str, np.ndarray[Any, Any]]]
@@ -75,6 +84,45 @@ class Floor:
 
     read: Callable[[list[int]], list[Any]]
     insert: Callable[[str, bytes], object]
+
+
+# -- what is stored and asked: words in random order, with random vectors
+
+
+class Lookup(Embeddings):
+    """Stands for an embedder where all but embedding is timed: a random direction for each text, always the same.
+
+    A text takes 0.05 ms, which is in the figures.
+    """
+
+    def __init__(self, width: int = 384) -> None:
+        self.width = width
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+        vector = np.random.default_rng(seed).standard_normal(self.width, np.float32)
+        made: list[float] = (vector / np.linalg.norm(vector)).tolist()
+        return made
+
+
+def rounds(seed: str) -> Iterator[Round]:
+    """A question and its answer with the hour in which they were said, without end; words as often as in English."""
+    chance = random.Random(seed)
+    for number in count():
+        asked, answered = (" ".join(chance.choices(vocabulary(), k=words)) for words in (ASKED, ANSWERED))
+        said: list[BaseMessage] = [
+            HumanMessage(asked, id=f"{seed}-{number}-q"),
+            AIMessage(answered, id=f"{seed}-{number}-a"),
+        ]
+        yield BEGIN + number * HOUR, said
+
+
+def question(chance: random.Random) -> str:
+    """Words as often as in English: half of them are stop words, and some of the others stand in many rounds."""
+    return " ".join(chance.choices(vocabulary(), k=QUESTION))
 
 
 # -- the places
@@ -195,14 +243,68 @@ def timed(cases: dict[tuple[str, str], Callable[[], object]], deployment: str, s
     return [{**row, "p95_ms": float(f"{ms:.4g}")} for row, ms in zip(rows, p95, strict=True)]
 
 
+# -- a million rounds: one process fills a file, another asks
+
+
 def million_rows(scale: Scale) -> Row:
     """The figures of a process of its own, over a file that another one has filled."""
     with tempfile.TemporaryDirectory(prefix="memkit-bench-") as folder:
-        command = [sys.executable, "-m", "benchmarks.recall_million"]
+        command = [sys.executable, "-m", "benchmarks.recall_speed"]
         place = [str(Path(folder, "million.db")), str(scale.users), str(scale.each)]
         subprocess.run([*command, "fill", *place], check=True)
         done = subprocess.run([*command, "ask", *place], check=True, stdout=subprocess.PIPE, text=True)
     return {"measurement": "million", "deployment": SQLITE, "users": scale.users, **json.loads(done.stdout)}
+
+
+def fill(path: Path, users: int, each: int) -> None:
+    """Saves all through `VectorMemory`, a session at a time; says every few seconds how far it is."""
+    now, shown = BEGIN, time.monotonic()
+    with VectorMemory.factory(SQLiteVectorStore(path, Lookup()), now=lambda: now) as memories:
+        for user in range(users):
+            stored = list(islice(rounds(f"user-{user}"), each))
+            for begin in range(0, each, MILLION_SESSION):
+                now = BEGIN + timedelta(hours=begin)
+                said = [message for _, pair in stored[begin : begin + MILLION_SESSION] for message in pair]
+                memories(f"session-{begin}", f"user-{user}").save(said)
+            if time.monotonic() - shown > 20:
+                shown = time.monotonic()
+                print(f"          {(user + 1) * each:,} of {users * each:,} rounds", flush=True)
+
+
+def ask(path: Path, users: int, each: int) -> dict[str, float]:
+    """Searches of one user, then of every user once, in a process that has read nothing yet."""
+    chance = random.Random(4)
+    before = resident_mb()
+    with VectorMemory.factory(SQLiteVectorStore(path, Lookup()), now=lambda: BEGIN + timedelta(days=90)) as memories:
+
+        def search(user: int) -> float:
+            text = question(chance)
+            begin = time.perf_counter()
+            assert memories("questions", f"user-{user}").search(text, k=10)
+            return 1000 * (time.perf_counter() - begin)
+
+        first = search(users // 2)
+        one = sorted(search(users // 2) for _ in range(MILLION_QUESTIONS))
+        with_one = resident_mb()
+        every = [search(user) for user in range(users)]
+    found = {
+        "rounds": users * each,
+        "search_ms": statistics.median(one),
+        "search_p95_ms": one[int(0.95 * (len(one) - 1))],
+        "first_search_ms": first,
+        "first_search_of_each_ms": statistics.median(every),
+        "file_mb": path.stat().st_size / 1e6,
+        "imported_mb": before,
+        "process_mb": with_one,
+        "process_after_each_mb": resident_mb(),
+    }
+    return {name: float(f"{value:.3g}") if name != "rounds" else value for name, value in found.items()}
+
+
+def resident_mb() -> float:
+    """Memory that the process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])  # Linux
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 # -- all of it
@@ -217,7 +319,7 @@ def speed(scale: Scale, *, million: bool) -> tuple[list[Row], list[Row]]:
         rows.append(million_rows(scale))
     found = list(ratios(rows))
     if scale == QUICK:  # too small for a judgement
-        found = [{key: value for key, value in row.items() if key not in ("bar", "holds")} for row in found]
+        found = unbarred(found)
     return rows, found
 
 
@@ -241,3 +343,12 @@ def ratios(rows: Sequence[Row]) -> Iterator[Row]:
             yield ratio(f"{what}, ms", median, "<= 15" if what == "search" else None, **place)
             yield ratio(f"{what}, ms, p95", p95, "<= 40" if what == "search" else None, **place)
             yield ratio(f"{what} / floor", by_floor, **place)
+
+
+if __name__ == "__main__":  # the two processes of the million
+    what, *place = sys.argv[1:]
+    file, users, each = Path(place[0]), int(place[1]), int(place[2])
+    if what == "fill":
+        fill(file, users, each)
+    else:
+        print(json.dumps(ask(file, users, each)))

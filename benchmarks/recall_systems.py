@@ -1,4 +1,8 @@
-"""The systems of benchmarks/recall.py: memkit, and its peers as their packages are."""
+"""The systems of benchmarks/recall.py: memkit, its peers as their packages are, and two references.
+
+A system takes a conversation as an app would give it, message by message or round by round, and is asked for records,
+best first.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,32 @@ import warnings
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import bm25s  # type: ignore[import-untyped]  # it has none
+import numpy as np
+import Stemmer  # type: ignore[import-not-found]  # compiled, without stubs
 from langchain_classic.memory import VectorStoreRetrieverMemory
 from langchain_classic.retrievers import TimeWeightedVectorStoreRetriever
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.store.memory import InMemoryStore
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import VectorMemory as LlamaIndexMemory
 
-from benchmarks.recall_data import Dialogue
-from benchmarks.recall_references import Found, Fused, System, Words
-from benchmarks.recall_score import NOTE_TOKENS
+from benchmarks.dialogues import Dialogue, Found, Turn
 from langchain_memkit import SQLiteVectorStore, VectorMemory
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.ranking.ranking import Ranking
 
-__all__ = ["MEMKIT", "PACKAGES", "WITHOUT_VECTORS", "WITH_VECTORS", "Memkit"]
-
 MEMKIT = "memkit"
+DEPTH = 60  # records that a system is asked for: enough for the largest budget
+NOTE_TOKENS = 1_024
 PACKAGES = (
+    "pymongo",
     "langchain-classic",
     "langgraph",
     "llama-index-core",
@@ -42,6 +47,26 @@ PACKAGES = (
     "PyStemmer",
     "numpy",
 )
+
+
+class System(Protocol):
+    """Holds one conversation."""
+
+    def save(self, dialogue: Dialogue) -> None:
+        """Takes all of it, in order."""
+
+    def search(self, question: str, k: int) -> list[Found]:
+        """The `k` best records."""
+
+    def close(self) -> None:
+        """Lets go what it has opened."""
+
+
+class InMemory:
+    """What nothing has to be let go of."""
+
+    def close(self) -> None:
+        pass
 
 
 # -- memkit
@@ -63,9 +88,7 @@ class Memkit:
     def save(self, dialogue: Dialogue) -> None:
         for said in dialogue.rounds():
             self.now = said[0].at
-            kinds = (HumanMessage if turn.speaker == dialogue.user else AIMessage for turn in said)
-            messages = [kind(turn.text, name=turn.speaker, id=turn.id) for kind, turn in zip(kinds, said, strict=True)]
-            self.memories(said[0].session, "u1").save(messages)
+            self.memories(said[0].session, "u1").save(dialogue.messages(said))
         self.now += timedelta(hours=1)  # when the questions are asked
 
     def search(self, question: str, k: int) -> list[Found]:
@@ -84,7 +107,7 @@ class Memkit:
 # -- peers
 
 
-class ClassicMemory:
+class ClassicMemory(InMemory):
     """langchain-classic: a document for each question and answer."""
 
     def __init__(self, embeddings: Embeddings, folder: Path) -> None:
@@ -105,9 +128,6 @@ class ClassicMemory:
         documents: Any = self.memory.load_memory_variables({"input": question})["history"]
         return [Found(self.ids[document.page_content], document.page_content) for document in documents]
 
-    def close(self) -> None:
-        pass
-
 
 class Relevant(InMemoryVectorStore):
     """Says how a cosine becomes a relevance, which core's class leaves open: it is one."""
@@ -116,7 +136,7 @@ class Relevant(InMemoryVectorStore):
         return lambda cosine: cosine
 
 
-class TimeWeighted:
+class TimeWeighted(InMemory):
     """langchain-classic, as shipped: asking changes what later questions find, and its clock is the machine's."""
 
     def __init__(self, embeddings: Embeddings, folder: Path) -> None:
@@ -134,11 +154,8 @@ class TimeWeighted:
             found = self.retriever.invoke(question)
         return [Found((document.metadata["turn"],), document.page_content) for document in found]
 
-    def close(self) -> None:
-        pass
 
-
-class LangGraph:
+class LangGraph(InMemory):
     """langgraph's store in memory, with an index of the text."""
 
     def __init__(self, embeddings: Embeddings, folder: Path) -> None:
@@ -152,9 +169,6 @@ class LangGraph:
     def search(self, question: str, k: int) -> list[Found]:
         found = self.store.search(("memories", "u1"), query=question, limit=k)
         return [Found((item.key,), item.value["text"]) for item in found]
-
-    def close(self) -> None:
-        pass
 
 
 class LlamaIndexEmbeddings(BaseEmbedding):
@@ -172,7 +186,7 @@ class LlamaIndexEmbeddings(BaseEmbedding):
         return self._get_query_embedding(query)
 
 
-class LlamaIndex:
+class LlamaIndex(InMemory):
     """LlamaIndex's `VectorMemory`: a node for each message of the user with what follows it."""
 
     def __init__(self, embeddings: Embeddings, folder: Path) -> None:
@@ -196,9 +210,6 @@ class LlamaIndex:
             Found(tuple(m.additional_kwargs["turn"] for m in said), "\n".join(str(m.content) for m in said))
             for said in rounds.values()
         ]
-
-    def close(self) -> None:
-        pass
 
 
 class Mem0:
@@ -238,6 +249,57 @@ class Mem0:
 
     def close(self) -> None:
         self.memory.close()
+
+
+# -- references
+
+
+class Words(InMemory):
+    """BM25 over stems without stop words (bm25s), built at once when all is there."""
+
+    def __init__(self, embeddings: Embeddings | None, folder: Path) -> None:
+        self.stemmer = Stemmer.Stemmer("english")
+        self.turns: tuple[Turn, ...] = ()
+
+    def tokens(self, texts: list[str]) -> Any:
+        return bm25s.tokenize(
+            texts, stopwords="english_plus", stemmer=self.stemmer, return_ids=False, show_progress=False
+        )
+
+    def save(self, dialogue: Dialogue) -> None:
+        self.turns = dialogue.turns
+        self.index = bm25s.BM25()
+        self.index.index(self.tokens([turn.line for turn in self.turns]), show_progress=False)
+
+    def scores(self, question: str) -> Any:
+        (tokens,) = self.tokens([question])
+        return self.index.get_scores(tokens)
+
+    def search(self, question: str, k: int) -> list[Found]:
+        return self.records(self.scores(question), k)
+
+    def records(self, scores: Any, k: int) -> list[Found]:
+        best = np.argsort(-scores, kind="stable")[:k]
+        return [Found((self.turns[i].id,), self.turns[i].line) for i in best]
+
+
+class Fused(Words):
+    """Ranks of BM25 and of cosines, the first hundred of each, fused: the sum of 1 / (60 + rank)."""
+
+    def __init__(self, embeddings: Embeddings, folder: Path) -> None:
+        super().__init__(None, folder)
+        self.embeddings = embeddings
+
+    def save(self, dialogue: Dialogue) -> None:
+        super().save(dialogue)
+        self.vectors = np.array(self.embeddings.embed_documents([turn.line for turn in self.turns]))
+
+    def search(self, question: str, k: int) -> list[Found]:
+        fused = np.zeros(len(self.turns))
+        for scores in (self.scores(question), self.vectors @ np.array(self.embeddings.embed_query(question))):
+            best = np.argsort(-scores, kind="stable")[:100]
+            fused[best] += 1 / (60 + np.arange(1, len(best) + 1))
+        return self.records(fused, k)
 
 
 Make = Callable[[Any, Path], System]

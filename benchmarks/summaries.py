@@ -23,6 +23,7 @@ from langgraph.runtime import Runtime
 from langmem.short_term import RunningSummary, summarize_messages  # type: ignore[import-untyped]  # it has none
 from pydantic import Field
 
+from benchmarks.common import Row, say, spread
 from benchmarks.conversations import FACT, MARKS, conversation_of, whole_messages
 from langchain_memkit import SQLiteChatMessageHistory, create_history_preprocessor
 from langchain_memkit.messages.tokens import approximate_tokens
@@ -209,10 +210,6 @@ SYSTEMS: dict[str, Maker] = {
     "langmem": lambda model, _: LangMem(model),
     "langmem 6000": lambda model, _: LangMem(model, max_tokens_before_summary=TRIGGER),
 }
-LEGEND = (
-    "middleware: SummarizationMiddleware (langchain) at 6,000 tokens; buffer: ConversationSummaryBufferMemory "
-    "(langchain-classic) of 6,000 tokens; langmem: summarize_messages(max_tokens=8000)"
-)
 
 
 class Observed:
@@ -311,9 +308,7 @@ def broken_pairs(messages: Sequence[BaseMessage]) -> bool:
     return bool(waiting)
 
 
-def conversations(
-    words: Sequence[int], turns: int, budget: float, folder: Path, say: Callable[[str], None]
-) -> Iterator[dict[str, Any]]:
+def conversations(words: Sequence[int], turns: int, budget: float, folder: Path) -> Iterator[Row]:
     """Part 2: a row per length of message and system; the systems take turns, turn by turn, in alternating order.
 
     Args:
@@ -321,7 +316,6 @@ def conversations(
         turns: Of each conversation.
         budget: Seconds after which a system takes no part in further turns; its row says how many it made.
         folder: For files.
-        say: Tells what is going on.
     """
     for length in words:
         say(f"summaries: {turns} turns with messages of {length} words")
@@ -336,15 +330,14 @@ def conversations(
             yield figures(observed, said[observed.name], length, turns)
 
 
-def figures(observed: Observed, said: list[BaseMessage], words: int, turns: int) -> dict[str, Any]:
+def figures(observed: Observed, said: list[BaseMessage], words: int, turns: int) -> Row:
     """A row of part 2."""
     tokens, gone = approximate_tokens(said), observed.gone_unseen
-    times = [1000 * seconds for seconds in observed.times]
     row = {
         "measurement": "summaries",
         "words": words,
         "system": observed.name,
-        "turns": len(times),
+        "turns": len(observed.times),
         "messages": len(said),
         "tokens": tokens,
         "calls": len(observed.model.prompts),
@@ -358,12 +351,9 @@ def figures(observed: Observed, said: list[BaseMessage], words: int, turns: int)
         "gone_unseen": len(gone),
         "given_twice": observed.twice(),
         **{name: observed.counts[name] for name in COUNTED},
-        **{
-            f"{name}_ms": float(f"{value:.4g}")
-            for name, value in (("median", statistics.median(times)), ("min", min(times)), ("max", max(times)))
-        },
+        **spread(observed.times),
     }
-    if len(times) < turns:
+    if len(observed.times) < turns:
         row["stopped_after_seconds"] = round(sum(observed.times), 1)
     return row
 
@@ -371,7 +361,7 @@ def figures(observed: Observed, said: list[BaseMessage], words: int, turns: int)
 COUNTED = ("with_gaps", "broken_views", "broken_prompts", "without_question", "over_budget")
 
 
-def facts(folder: Path, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def facts(folder: Path) -> Iterator[Row]:
     """Part 3: a fact in message 0 of 366; a conversation that grew turn by turn, and one that was taken over whole."""
     for scenario in ("grown", "taken over"):
         say(f"facts: a conversation of {FACT_MESSAGES} messages, {scenario}")
@@ -391,7 +381,7 @@ def facts(folder: Path, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
             yield fate(observed, scenario)
 
 
-def fate(observed: Observed, scenario: str) -> dict[str, Any]:
+def fate(observed: Observed, scenario: str) -> Row:
     """A row of part 3: where the fact was found."""
     prompts, (first, second) = observed.model.prompts, observed.compactions[:2]
     summary = f"{first[1]:05d}"  # the last one that the first compaction wrote

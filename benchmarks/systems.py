@@ -18,6 +18,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_mongodb import MongoDBChatMessageHistory as PeerHistory
 from pymongo import MongoClient
+from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit import (
@@ -87,7 +88,7 @@ class Memkit:
     def __init__(self, histories: Any, pairs: Callable[[str, int], None], cut: Callable[[str], None]) -> None:
         self.histories = histories
         self._pairs = pairs
-        self._cut = cut
+        self.take_back = cut
         self._model = Model()
         self._chain = create_runnable_with_message_history(PROMPT | self._model, histories, **KEYS)
         histories.setup()
@@ -109,9 +110,6 @@ class Memkit:
     def turn(self, session: str) -> None:
         ask(self._chain, self._model, session)
 
-    def take_back(self, session: str) -> None:
-        self._cut(session)
-
 
 def memkit_on_mongodb(uri: str, history_size: int | None = WINDOW) -> Memkit:
     """Memkit with its defaults."""
@@ -120,20 +118,28 @@ def memkit_on_mongodb(uri: str, history_size: int | None = WINDOW) -> Memkit:
     first = histories("template")
     first.add_messages(conversation(2))
     collection = first.collection
-    ends: dict[str, int] = {}
 
     def pairs(session: str, count: int) -> None:
         """Copies of a row that memkit wrote: 50,000 calls would take the time of the whole run."""
-        documents = paired_documents(collection.find_one({"session_id": "template"}), session, count)
+        (template,) = collection.find({"session_id": "template"}).limit(1)
+        documents = paired_documents(template, session, count)
         collection.insert_many(documents, ordered=False)
+
+    return Memkit(histories, pairs, cut_of(collection))
+
+
+def cut_of(collection: Collection[dict[str, Any]]) -> Callable[[str], None]:
+    """What brings a session of documents like memkit's back to what it held when it was first called for it."""
+    ends: dict[str, int] = {}
 
     def cut(session: str) -> None:
         where: dict[str, Any] = {"user_id": "", "session_id": session, "seq": {"$gt": 0}}
         if session not in ends:  # called once after the session was filled
-            ends[session] = collection.find_one(where, sort=[("seq", -1)])["seq"]
+            (newest,) = collection.find(where).sort("seq", -1).limit(1)
+            ends[session] = newest["seq"]
         collection.delete_many({**where, "seq": {"$gt": ends[session]}})
 
-    return Memkit(histories, pairs, cut)
+    return cut
 
 
 def paired_documents(template: dict[str, Any], session: str, count: int) -> list[dict[str, Any]]:
@@ -247,27 +253,17 @@ class Floor:
             "turns", write_concern=source.write_concern, read_concern=ReadConcern("majority")
         )
         self._collection.create_index([("user_id", 1), ("session_id", 1), ("seq", 1)], unique=True)
-        self._ends: dict[str, int] = {}
+        self.take_back = cut_of(self._collection)
 
     def fill(self, session: str, count: int) -> None:
         self._collection.insert_many(paired_documents(self._template, session, count))
 
-    def _newest(self, session: str) -> list[dict[str, Any]]:
-        where = {"user_id": "", "session_id": session, "seq": {"$gt": 0}}
-        found: list[dict[str, Any]] = self._collection.find(where).sort("seq", -1).limit(WINDOW // 2).to_list()
-        return found
-
     def turn(self, session: str) -> None:
-        newest = self._newest(session)[0]
+        where = {"user_id": "", "session_id": session, "seq": {"$gt": 0}}
+        newest, *_ = self._collection.find(where).sort("seq", -1).limit(WINDOW // 2).to_list()
         document = {**newest, "seq": newest["seq"] + 1, "op": str(uuid4())}
         del document["_id"]
         self._collection.insert_one(document)
-
-    def take_back(self, session: str) -> None:
-        if session not in self._ends:
-            self._ends[session] = self._newest(session)[0]["seq"]
-        where = {"user_id": "", "session_id": session, "seq": {"$gt": self._ends[session]}}
-        self._collection.delete_many(where)
 
 
 class ChainAlone:

@@ -11,30 +11,22 @@ Recall is the share of titles with a typo that are found; false hits are those i
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from rapidfuzz import fuzz, process
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measure import Case, alternate
-from benchmarks.report import environment, ratio, write
+from benchmarks.common import TEXTS, Case, alternate, arguments, environment, finish, for_each, ratio
 from langchain_memkit.matching.fuzzy import KeyFinder
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "titles.json"
 SYLLABLES = re.findall(
     "[a-z]+", "ba be co da di fa go ha ka le li ma mo na ni po ra re sa se ta to va wi nor lin ser tan"
 )
 WORDS = 50
-console = Console(markup=False, highlight=False, emoji=False)
 
 
 def make_titles(count: int, words: Sequence[str], chance: random.Random) -> list[str]:
@@ -65,7 +57,7 @@ def with_typo(title: str, chance: random.Random) -> str:
 def measure(count: int, runs: int) -> dict[str, Any]:
     """All rows."""
     chance = random.Random(1)  # the same titles and typos in every run
-    text = (HERE / "texts" / "english.txt").read_text(encoding="utf-8").split()
+    text = (TEXTS / "english.txt").read_text(encoding="utf-8").split()
     words = sorted(set(re.findall(r"[a-z]{3,}", " ".join(text).lower())))
     titles = make_titles(count, words, chance)
     begin = time.perf_counter()
@@ -89,7 +81,7 @@ def measure(count: int, runs: int) -> dict[str, Any]:
     cases = [
         Case(
             {"measurement": "time", "system": name},
-            run=lambda f=find, m=messages: [f(message) for message in m],  # type: ignore[misc]  # bound now
+            run=partial(for_each, find, [(message,) for message in messages]),
             calls=len(messages),
         )
         for name, (find, messages) in systems.items()
@@ -105,32 +97,12 @@ def measure(count: int, runs: int) -> dict[str, Any]:
     return {"rows": [quality, *rows], "ratios": ratios}
 
 
-def show(result: dict[str, Any]) -> None:
-    """Tables of it."""
-    quality, *rows = result["rows"]
-    console.print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in quality.items()))
-    table = Table(title="A message of 50 words: median (min-max)")
-    for name in ("system", "ms", "runs"):
-        table.add_column(name)
-    for row in rows:
-        table.add_row(row["system"], f"{row['median_ms']} ({row['min_ms']}-{row['max_ms']})", str(row["runs"]))
-    console.print(table)
-    for figure in result["ratios"]:
-        console.print(f"{figure['ratio']}: {figure['value']}")
-
-
 def main() -> None:
     """Runs it."""
-    parser = argparse.ArgumentParser(description="Titles in a message among 100,000.")
-    parser.add_argument("--quick", action="store_true", help="5,000 titles, few runs; nothing is written by default")
-    parser.add_argument("--output", type=Path, help=f"JSON file; default of a full run: {RESULTS.name}")
-    options = parser.parse_args()
-    place = environment(quick=options.quick)
-    del place["write_concerns"]  # no database server here
-    place["versions"] |= {name: version(name) for name in ("rapidfuzz", "ahocorasick-rs")}
-    result = {**place, **measure(*((5_000, 3) if options.quick else (100_000, 21)))}
-    show(result)
-    write(result, options.output or (None if options.quick else RESULTS))
+    options = arguments("Titles in a message among 100,000.").parse_args()
+    about = environment(quick=options.quick, packages=("rapidfuzz", "ahocorasick-rs"))
+    result = measure(*((5_000, 3) if options.quick else (100_000, 21)))
+    finish("titles", options.output, about, result["rows"], result["ratios"], full=not options.quick)
 
 
 if __name__ == "__main__":

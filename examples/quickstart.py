@@ -144,7 +144,8 @@ def on_sqlite(store: str, fake: bool) -> None:
 def on_mongodb(fake: bool) -> None:
     from pymongo import MongoClient
 
-    from langchain_memkit.testing import local_mongodb
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the folder tools is
+    from tools.local_mongodb import local_mongodb
 
     console.print("\n4. The same on a real MongoDB", style="bold")
     session_id = f"trip-{os.getpid()}"  # a server named by MEMKIT_TEST_MONGODB_URI may remember earlier runs

@@ -126,22 +126,10 @@ except ImportError:
         messages: list[BaseMessage] = Field(default_factory=list)
         """The conversation, oldest first."""
 
-        async def aget_messages(self) -> list[BaseMessage]:
-            """Return `messages`."""
-            return self.messages
-
         def add_message(self, message: BaseMessage) -> None:
             """Append one message."""
             self.messages.append(message)
 
-        async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
-            """Run `add_messages` asynchronously."""
-            self.add_messages(messages)
-
         def clear(self) -> None:
             """Remove all messages."""
             self.messages = []
-
-        async def aclear(self) -> None:
-            """Run `clear` asynchronously."""
-            self.clear()

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import run_in_executor
+from langchain_core.runnables import RunnableConfig, run_in_executor
 
 from langchain_memkit._sync import Step
-
-__all__ = [
-    "add_messages",
-    "append_turn",
-    "clear_messages",
-    "epoch_at",
-    "has_native",
-    "is_native",
-    "overrides",
-    "read_messages",
-    "seq_of",
-    "stored_ids",
-]
+from langchain_memkit.base import HistoryView, Preprocessor, Window
+from langchain_memkit.messages.trimming import cut_tail
 
 T = TypeVar("T")
+
+History: TypeAlias = Any
+"""A chat history of any package: LangChain's class, a subclass of it, or an object with the same methods."""
 
 logger = logging.getLogger("langchain_memkit")
 
 VERBS = ("messages", "aget_messages", "add_message", "add_messages", "aadd_messages", "clear", "aclear")
 """Names of the methods of a LangChain chat history."""
 
-_reported: set[str] = set()
 
-
-def is_native(history: Any) -> bool:
+def is_native(history: History) -> bool:
     """Return whether a history is used through `append_turn` and `view` instead of LangChain's methods.
 
     That is so if it has the two, and neither a subclass nor the object itself overrides one of LangChain's methods: the
@@ -45,7 +35,7 @@ def is_native(history: Any) -> bool:
     return has_native(history, "append_turn", "view")
 
 
-def has_native(history: Any, *methods: str) -> bool:
+def has_native(history: History, *methods: str) -> bool:
     """Return whether a history has these memkit methods, and they may be used in place of LangChain's."""
     if not all(hasattr(history, method) for method in methods):
         return False
@@ -55,119 +45,125 @@ def has_native(history: Any, *methods: str) -> bool:
         return True
     changed = [verb for verb in VERBS if overrides(history, verb)]
     if changed:
-        _report(history, changed)
+        _report(f"{type(history).__module__}.{type(history).__qualname__}", tuple(changed))
     return not changed
 
 
-def overrides(history: Any, verb: str, *, without: Sequence[str] = ()) -> bool:
+def overrides(history: History, verb: str, *, without: Sequence[str] = ()) -> bool:
     """Return whether a method is overridden, on the object or by a subclass of the class that defines `append_turn`.
 
-    Args:
-        history: Any chat history.
-        verb: The method.
-        without: Count only overrides in classes that define none of these methods.
+    Overrides in classes that define one of the methods `without` do not count.
     """
-    return any(verb in names and not any(other in names for other in without) for names in _overriding(history))
-
-
-def _overriding(history: Any) -> list[Mapping[str, Any]]:
-    """Return the namespaces of object and classes, nearest first, above the class that first defined `append_turn`."""
-    spaces = [getattr(history, "__dict__", {}), *(vars(kind) for kind in type(history).__mro__)]
+    spaces: list[Mapping[str, object]] = [
+        getattr(history, "__dict__", {}),
+        *(vars(kind) for kind in type(history).__mro__),
+    ]
     native = [i for i, names in enumerate(spaces) if "append_turn" in names]
     # none of them may define it: a wrapper can have it from `__getattr__`
-    return spaces[: native[-1]] if native else spaces
+    above = spaces[: native[-1]] if native else spaces
+    return any(verb in names and not any(other in names for other in without) for names in above)
 
 
-def _report(history: Any, changed: Sequence[str]) -> None:
+@cache
+def _report(name: str, changed: tuple[str, ...]) -> None:
     """Warn once per class about the cost of its overrides, and name the alternatives."""
-    name = f"{type(history).__module__}.{type(history).__qualname__}"
-    if name in _reported:
-        return
-    _reported.add(name)
-    costs = ["every turn reads all of `messages`"]
-    if "add_message" in changed:
-        costs.append("every message is stored as a turn of its own")
+    single = ", every message is stored as a turn of its own" if "add_message" in changed else ""
     logger.warning(
         "%s overrides %s, so it is used through LangChain's methods, without turn_id, retried saves and the check for "
-        "a clear meanwhile (%s); before_save= (what is stored) and preprocessor= (what the model is shown) avoid that, "
-        "see docs/subclasses.md",
+        "a clear meanwhile (every turn reads all of `messages`%s); before_save= (what is stored) and preprocessor= "
+        "(what the model is shown) avoid that, see docs/subclasses.md",
         name,
         ", ".join(changed),
-        ", ".join(costs),
+        single,
     )
 
 
-def read_messages(history: Any) -> Step[Sequence[BaseMessage]]:
+def read_messages(history: History) -> Step[Sequence[BaseMessage]]:
     """Read the whole conversation, oldest first."""
     return _step(history, lambda: history.messages, "aget_messages")
 
 
-def add_messages(history: Any, messages: Sequence[BaseMessage]) -> Step[None]:
+def asks_for_window(preprocessor: Preprocessor | None) -> bool:
+    """Return whether a preprocessor (or the first of a sequence) has `window`, to say how much history it needs."""
+    return hasattr(getattr(preprocessor, "first", preprocessor), "window")
+
+
+async def load_history(
+    history: History, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool
+) -> HistoryView:
+    """Read the history of a turn: a memkit history (`native`) in part, if the preprocessor says how much it needs."""
+    if not native:
+        return HistoryView(list(await read_messages(history)))
+    size: int | None = getattr(history, "history_size", None)
+    if not asks_for_window(preprocessor):
+        return await Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size))
+    first: Any = getattr(preprocessor, "first", preprocessor)
+    window: Window = await Step(lambda: first.window(config), lambda: first.awindow(config))
+    # Apply `history_size` to bounded windows only. An unbounded one asks for everything after a summary: cut to the
+    # newest messages, it would leave a gap between the summary and them.
+    if window.max_messages is None and window.max_tokens is None:
+        size = None
+    if size is not None:
+        window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
+    view: HistoryView = await Step(lambda: history.view(window=window), lambda: history.aview(window=window))
+    read: Any = view.messages
+    if size is None or len(read) <= size:
+        return view
+    # Windows are read in whole rows, so they may hold more.
+    begin = len(read) - len(cut_tail(read, read.tokens, max_messages=size))
+    return view._replace(messages=read.selected(range(begin, len(read))))
+
+
+def add_messages(history: History, messages: Sequence[BaseMessage]) -> Step[None]:
     """Append messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
-def append_turn(history: Any, messages: Sequence[BaseMessage], *, head: Any, **given: Any) -> Step[int]:
+def append_turn(history: History, messages: Sequence[BaseMessage], *, head: object, **given: object) -> Step[int]:
     """Append a turn to one of memkit's histories.
 
-    `head` is passed only to methods that accept it, since a subclass's override may not; it merely saves a query.
+    `head` merely saves a query: it is not passed to a subclass's override, which may not take it.
     """
-
-    def arguments(method: Callable[..., Any]) -> dict[str, Any]:
-        function = getattr(method, "__func__", method)
-        # a callable that cannot be hashed is inspected each time instead of cached
-        known = _takes_head if isinstance(function, Hashable) else _takes_head.__wrapped__
-        return {**given, "head": head} if head is not None and known(function) else given
-
-    return Step(
-        lambda: history.append_turn(messages, **arguments(history.append_turn)),
-        lambda: history.aappend_turn(messages, **arguments(history.aappend_turn)),
-    )
+    if head is not None and not (overrides(history, "append_turn") or overrides(history, "aappend_turn")):
+        given["head"] = head
+    return Step(lambda: history.append_turn(messages, **given), lambda: history.aappend_turn(messages, **given))
 
 
-@lru_cache(maxsize=64)
-def _takes_head(method: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(method).parameters
-    except (TypeError, ValueError):
-        return False
-    return "head" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def clear_messages(history: Any) -> Step[None]:
+def clear_messages(history: History) -> Step[None]:
     """Clear the session."""
     return _step(history, lambda: history.clear(), "aclear")
 
 
-def stored_ids(history: Any, ids: Sequence[str]) -> Step[set[str]]:
+def stored_ids(history: History, ids: Sequence[str]) -> Step[set[str]]:
     """Return those of the message ids that one of memkit's histories holds, with one indexed query."""
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
-def epoch_at(history: Any, seq: int) -> Step[int | None]:
+def epoch_at(history: History, seq: int) -> Step[int | None]:
     """Return the epoch of the turn at a position in one of memkit's histories; None if the turn was erased."""
-
-    async def asynchronous() -> int | None:
-        return next(iter([turn.epoch async for turn in history.aiter_turns(**at)]), None)
-
-    at = {"after_seq": seq - 1, "before_seq": seq + 1}
-    return Step(lambda: next((turn.epoch for turn in history.iter_turns(**at)), None), asynchronous)
+    return _first(history, lambda turn: True, lambda turn: turn.epoch, after_seq=seq - 1, before_seq=seq + 1)
 
 
-def seq_of(history: Any, op: str, after_seq: int) -> Step[int | None]:
+def seq_of(history: History, op: str, after_seq: int) -> Step[int | None]:
     """Search one of memkit's histories after a position for a turn by its op, and return its position or None."""
+    return _first(history, lambda turn: turn.op == op, lambda turn: turn.seq, after_seq=after_seq)
+
+
+def _first(
+    history: History, fits: Callable[[Any], bool], value: Callable[[Any], int], **limits: int
+) -> Step[int | None]:
+    """Return a value of the first turn within these limits that fits; None if there is none."""
 
     async def asynchronous() -> int | None:
-        async for turn in history.aiter_turns(after_seq=after_seq):
-            if turn.op == op:
-                return int(turn.seq)
+        async for turn in history.aiter_turns(**limits):
+            if fits(turn):
+                return value(turn)
         return None
 
-    turns = partial(history.iter_turns, after_seq=after_seq)
-    return Step(lambda: next((turn.seq for turn in turns() if turn.op == op), None), asynchronous)
+    return Step(lambda: next((value(t) for t in history.iter_turns(**limits) if fits(t)), None), asynchronous)
 
 
-def _step(history: Any, sync: Callable[[], T], twin: str, *args: Any) -> Step[T]:
+def _step(history: History, sync: Callable[[], T], twin: str, *args: object) -> Step[T]:
     async def asynchronous() -> T:
         # the async methods of langchain-community's SQLChatMessageHistory over a sync engine only raise
         if not hasattr(history, twin) or not getattr(history, "async_mode", True):

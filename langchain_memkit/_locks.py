@@ -1,17 +1,33 @@
-"""A lock that is released in a forked process, whichever thread held it."""
+"""What a fork of the process needs: objects that are told of it, and a lock that is open in the child."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
-from types import TracebackType
+from typing import TypeVar
 from weakref import WeakSet
 
-__all__ = ["ForkSafeLock"]
+__all__ = ["ForkAware", "ForkSafeLock", "members"]
+
+T = TypeVar("T")
 
 
-class ForkSafeLock:
+class ForkAware:
+    """Base of what is told of forks: all that a child must not inherit is given up in these two methods."""
+
+    def __init__(self) -> None:
+        _aware.add(self)
+
+    def before_fork(self) -> None:
+        """Get ready for a fork, in the parent; nothing by default."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Go on after a fork. In the child only the forking thread exists, whatever locks others held."""
+
+
+class ForkSafeLock(ForkAware):
     """A `threading.Lock` that is unlocked in a forked child: the thread that would release it does not exist there.
 
     Args:
@@ -21,15 +37,13 @@ class ForkSafeLock:
     def __init__(self, renew: Callable[[], object] | None = None) -> None:
         self._renew = renew
         self._lock = Lock()
-        _locks.add(self)
+        super().__init__()
 
     def __enter__(self) -> None:
         """Acquire the lock."""
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release the lock."""
         self._lock.release()
 
@@ -37,21 +51,38 @@ class ForkSafeLock:
         """Acquire the lock without waiting, and return whether that worked; release it with `__exit__`."""
         return self._lock.acquire(blocking=False)
 
-    def open_in_child(self) -> None:
-        """Replace the lock after a fork, in the child."""
-        self._lock = Lock()
-        if self._renew is not None:
-            self._renew()
+    def after_fork(self, *, in_child: bool) -> None:
+        """Replace the lock in the child."""
+        if in_child:
+            self._lock = Lock()
+            if self._renew is not None:
+                self._renew()
 
 
 # weak: a lock goes with the object it guards
-_locks: WeakSet[ForkSafeLock] = WeakSet()
+_aware: WeakSet[ForkAware] = WeakSet()
 
 
-def _after_fork() -> None:
-    for lock in list(_locks):
-        lock.open_in_child()
+def members(things: WeakSet[T]) -> list[T]:
+    """Copy a weak set, once more if another thread has added to it meanwhile."""
+    while True:
+        with suppress(RuntimeError):
+            return list(things)
+
+
+def _before_fork() -> None:
+    for thing in members(_aware):
+        thing.before_fork()
+
+
+def _after_fork(*, in_child: bool) -> None:
+    for thing in members(_aware):
+        thing.after_fork(in_child=in_child)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(in_child=False),
+        after_in_child=lambda: _after_fork(in_child=True),
+    )

@@ -9,13 +9,7 @@ from importlib.util import find_spec
 
 @contextlib.contextmanager
 def progress_bar(wanted: bool, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; yield a function that advances it by a number of steps.
-
-    Args:
-        wanted: Whether to show one.
-        what: Its label.
-        total: The number of steps; None if unknown.
-    """
+    """Show a progress bar if wanted; yield a function that advances it by some steps; `total` may be unknown."""
     if not wanted or find_spec("rich") is None:
         yield lambda n: None
         return

@@ -5,16 +5,11 @@ does no I/O of its own. Where I/O is due, a flow awaits an *operation*: an objec
 style. A driver runs the flow and performs its operations: `drive` by calling, without any event loop, `adrive` by
 awaiting. So a flow reads like ordinary async code, and there is neither a twin of it nor `asyncio.run` in sync code.
 
-How it works: awaiting an `Operation` hands the operation itself to the driver (`__await__` yields it). The driver
-performs it and sends the result back as the value of the `await`; if it failed, the error is raised at the `await`. A
-flow may await other flows and operations, nothing else: a coroutine of asyncio's is wrapped in a `Step`.
-
-The plainest operation is `Step`, a pair of functions; `gather`, `cpu_bound`, `call_user_function` and `model_call` make
-steps. A backend has operations of its own and performs them with its connection: see `Command` of `backends.mongodb`,
-`WithConnection` of `backends.sqlite`, `StoreBatch` of `backends.langgraph_store`.
-
-What is not performed ends a flow: if the driver's task is cancelled or Ctrl-C arrives, the flow is closed where it
-stands, as Python closes a generator (its `finally` blocks run, `except Exception` does not), and the error goes on.
+Awaiting an `Operation` hands the operation itself to the driver (`__await__` yields it). The driver performs it and
+sends the result back as the value of the `await`; if it failed, the error is raised at the `await`. A flow may await
+other flows and operations, nothing else: a coroutine of asyncio's is wrapped in a `Step`, a pair of functions. Each
+backend has operations of its own and performs them with its connection. If the driver's task is cancelled or Ctrl-C
+arrives, the flow is closed where it stands, as Python closes a generator, and the error goes on.
 
 Example:
     >>> class Greeter:
@@ -44,11 +39,11 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
@@ -115,17 +110,9 @@ def _not_an_operation(awaited: object) -> TypeError:
 
 
 def drive(flow: Flow[T], perform: Callable[[Any], Any] = run_step) -> T:
-    """Run a flow in sync code.
+    """Run a flow in sync code and return its result; `perform` performs its operations.
 
-    Args:
-        flow: The flow, not begun.
-        perform: Performs an operation of the flow and returns its result; `run_step` for flows of steps.
-
-    Returns:
-        What the flow returns.
-
-    Raises:
-        BaseException: What the flow raises. An error of an operation is raised in the flow first, at its `await`.
+    An error of an operation is raised in the flow first, at its `await`.
     """
     result: Any = None
     failure: Exception | None = None
@@ -165,13 +152,9 @@ async def adrive(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = arun_
 
 
 async def drive_in_thread(flow: Flow[T], run: Callable[[Flow[T]], T]) -> T:
-    """Run a flow in a worker thread, for what has no async way of its own.
+    """Run a flow in a worker thread, in which `run` drives it, for what has no async way of its own.
 
     Cancelling does not stop a thread that has begun; one that has not will not begin.
-
-    Args:
-        flow: The flow, not begun.
-        run: Drives it, in the thread.
     """
     # who pops it has it: the thread, or a caller who was cancelled before, since a coroutine that never runs warns
     waiting = [flow]
@@ -185,8 +168,7 @@ async def drive_in_thread(flow: Flow[T], run: Callable[[Flow[T]], T]) -> T:
 async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
     """Run a flow to its end even if the caller is cancelled meanwhile: a save that has begun is whole or nothing.
 
-    Args:
-        make_flow: Makes the flow, at once and again if the loop that shuts down has cancelled the first one.
+    The flow is made at once, and again if the loop that shuts down has cancelled the first one.
     """
 
     async def work() -> T:
@@ -219,11 +201,11 @@ async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
 # -- steps
 
 
-def as_step(make_flow: Callable[[], Flow[T]]) -> Step[T]:
-    """Return a flow as one step, for `gather`; the flow is made when the step is performed."""
+def as_step(make_flow: Callable[[], Flow[T]], *, shield: bool = False) -> Step[T]:
+    """Return a flow as one step; the flow is made when the step is performed, on an event loop `shielded` if wanted."""
 
     async def asynchronous() -> T:
-        return await adrive(make_flow())
+        return await (shielded(make_flow) if shield else adrive(make_flow()))
 
     return Step(lambda: drive(make_flow()), asynchronous)
 
@@ -235,21 +217,16 @@ class AsStep(Protocol):
         """Return the flow as one step."""
 
 
-def is_async(function: Any) -> bool:
+def is_async(function: object) -> bool:
     """Return whether a call returns a coroutine: for an async function, or an object with an async `__call__`."""
     called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> Step[Any]:
-    """Return a step that calls a user's function, plain or async.
+    """Return a step that calls a user's function, plain or async, which was passed as the argument `name`.
 
     On an event loop a plain function runs in a thread, since it may do I/O.
-
-    Args:
-        function: The function.
-        *args: Its arguments.
-        name: The argument by which the user passed it, for the error if an async one is called from sync code.
     """
 
     def sync() -> Any:
@@ -335,54 +312,75 @@ def internal_call(run_name: str, purpose: str) -> RunnableConfig:
     return {"run_name": run_name, "tags": ["nostream"], "metadata": {"memkit": purpose, **mark}}
 
 
-def model_call(llm: Runnable[Any, Any], prompt: Any, config: RunnableConfig, seconds: float | None) -> Step[Any]:
-    """Return one call of a model as a step with a time limit.
-
-    After the limit, the call is cancelled on an event loop; in sync code its thread is left to finish by itself.
-
-    Args:
-        llm: The model.
-        prompt: Its input.
-        config: The config of the call.
-        seconds: The limit in seconds; None for no limit.
+def model_call(llm: Runnable[Any, Any], prompt: object, config: RunnableConfig, seconds: float | None) -> Step[Any]:
+    """Return one call of a model as a step with a time limit in seconds, or without one.
 
     Raises:
         TimeoutError: The model took longer, or raised it itself.
     """
-    late = None if seconds is None else f"the model took longer than {seconds:g} s"
-
-    async def asynchronous() -> Any:
-        try:
-            return await asyncio.wait_for(llm.ainvoke(prompt, config), seconds)
-        except TimeoutError as error:
-            if str(error) or late is None:  # the model's own error, not the limit's
-                raise
-            raise TimeoutError(late) from None
-
-    return Step(lambda: _within(seconds, late, lambda: llm.invoke(prompt, config)), asynchronous)
+    call = Step(lambda: llm.invoke(prompt, config), lambda: llm.ainvoke(prompt, config))
+    return time_limited(
+        call, seconds, lambda: TimeoutError(f"the model took longer than {seconds:g} s"), "memkit-model"
+    )
 
 
-def _within(seconds: float | None, late: str | None, function: Callable[[], T]) -> T:
+def time_limited(step: Step[T], seconds: float | None, late: Callable[[], Exception], thread: str) -> Step[T]:
+    """Return a step that raises the error `late()` after a limit in seconds; the step itself for None.
+
+    After the limit, the call is cancelled on an event loop; in sync code its thread is left to finish by itself.
+    """
     if seconds is None:
-        return function()
-    box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        return step
+
+    def sync() -> T:
+        answer = in_daemon_thread(step.sync, thread)
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            if answer.done():  # raised by the call itself, not by the limit
+                raise
+            raise late() from None
+
+    async def asynchronous() -> T:
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await step.asynchronous()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise late() from None
+
+    return Step(sync, asynchronous)
+
+
+async def closing_stream(chunks: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Hand on a stream that is closed with this one: LangChain's wrappers leave their inner generators open."""
+    try:
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
+
+
+def in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
+    """Call a function in a daemon thread of its own, in a copy of the context; return a future of its result.
+
+    Nobody has to wait for what never answers, not even the interpreter at exit.
+    """
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            box.put((function(), None))
-        except BaseException as error:  # noqa: BLE001  # handed to the caller
-            box.put((None, error))
+            answer.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # passed to the caller that waits for the future
+            answer.set_exception(error)
 
-    # A daemon thread: a model that never answers must not keep the process from exiting. It runs in a copy of the
-    # context, in which LangChain finds the callbacks of the caller.
-    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name="memkit-model").start()
-    try:
-        result, error = box.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError(late) from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[no-any-return]  # what the function returned
+    # in a copy of the context LangChain finds the callbacks of the caller
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True, name=name).start()
+    return answer
 
 
 class ClosingMixin(ABC):
@@ -421,13 +419,9 @@ CONDENSED = "memkit_condense_question"
 """Name of the callback event that reports a condensed question, with the fields of a `StandaloneQuestion`."""
 
 
-def event(config: RunnableConfig, name: str, data: dict[str, Any]) -> Step[None]:
+def event(config: RunnableConfig, name: str, data: Mapping[str, object]) -> Step[None]:
     """Send a custom event to callback handlers. Only the event of a rewritten question holds text of a message."""
-
-    def sync() -> None:
-        dispatch_custom_event(name, data, config=config)
-
-    async def asynchronous() -> None:
-        await adispatch_custom_event(name, data, config=config)
-
-    return Step(sync, asynchronous)
+    return Step(
+        lambda: dispatch_custom_event(name, data, config=config),
+        lambda: adispatch_custom_event(name, data, config=config),
+    )

@@ -18,14 +18,14 @@ def few_marks(text: str) -> str:
         >>> len(few_marks("e" + 1000 * "\u0301")), few_marks("cafe\u0301") == "cafe\u0301"
         (31, True)
     """
-    return text if text.isascii() else RUN.sub(lambda run: _few(run.group()), text)
 
+    def few(run: re.Match[str]) -> str:
+        kept: list[str] = []
+        marks = 0
+        for char in run.group():
+            marks = marks + 1 if unicodedata.combining(char) else 0
+            if marks <= MARKS:
+                kept.append(char)
+        return "".join(kept)
 
-def _few(run: str) -> str:
-    kept: list[str] = []
-    marks = 0
-    for char in run:
-        marks = marks + 1 if unicodedata.combining(char) else 0
-        if marks <= MARKS:
-            kept.append(char)
-    return "".join(kept)
+    return text if text.isascii() else RUN.sub(few, text)

@@ -63,8 +63,8 @@ def as_classic_memory(
         pydantic object, a dict) become an AI message holding their JSON.
 
     Raises:
-        ConfigurationError: `memory` is not a `Memory`. When used: the question or the answer cannot be told from other
-            keys.
+        ValueError: `memory` is not a `Memory`.
+        ConfigurationError: Raised when used: the question or the answer cannot be told from other keys.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -75,10 +75,6 @@ def as_classic_memory(
         Human: I'm Nemo.
         AI: Hello!
     """
-    if not isinstance(memory, Memory):
-        hint = "; call the factory with the session's ids" if callable(memory) else ""  # type: ignore[unreachable]
-        msg = f"memory must be a Memory, not {type(memory).__name__}{hint}"
-        raise ConfigurationError(msg)
     return ClassicMemory(
         source=memory,
         memory_key=memory_key,
@@ -114,11 +110,11 @@ class ClassicMemory(BaseMemory):
         """Run `load_memory_variables` asynchronously."""
         return {self.memory_key: self._shown(await self.source.aload(self._question(inputs)))}
 
-    def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    def save_context(self, inputs: dict[str, object], outputs: dict[str, Any]) -> None:
         """Save the question and the answer as one turn."""
         self.source.save(self._turn(inputs, outputs))
 
-    async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    async def asave_context(self, inputs: dict[str, object], outputs: dict[str, Any]) -> None:
         """Run `save_context` asynchronously."""
         await self.source.asave(self._turn(inputs, outputs))
 
@@ -130,11 +126,11 @@ class ClassicMemory(BaseMemory):
         """Run `clear` asynchronously."""
         await self.source.aclear()
 
-    def _question(self, inputs: Mapping[str, Any]) -> str:
+    def _question(self, inputs: Mapping[str, object]) -> str:
         asked = self._asked(inputs)
         return "\n".join(str(m.text) for m in asked if is_user_message(m) or len(asked) == 1)
 
-    def _asked(self, inputs: Mapping[str, Any]) -> list[BaseMessage]:
+    def _asked(self, inputs: Mapping[str, object]) -> list[BaseMessage]:
         keys = [key for key in inputs if key not in (self.memory_key, "stop")]
         keys = keys if self.input_key is None else [key for key in keys if key == self.input_key]
         if len(keys) > 1:
@@ -142,7 +138,7 @@ class ClassicMemory(BaseMemory):
             raise ConfigurationError(msg)
         return input_messages(inputs[keys[0]], None) if keys else []
 
-    def _turn(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[BaseMessage]:
+    def _turn(self, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> list[BaseMessage]:
         key = self.output_key or (next(iter(outputs)) if len(outputs) == 1 else "output")
         if key not in outputs:
             msg = f"which of the outputs {sorted(outputs)} is the answer? Set output_key"

@@ -13,6 +13,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from langchain_memkit.errors import MemkitError
 
+pytest.register_assert_rewrite("testkit")  # so that a failed case shows its values
+
 # a busy machine is no defect
 settings.register_profile("memkit", parent=settings.default, deadline=None)
 settings.load_profile("memkit")

@@ -1,18 +1,18 @@
-"""Hook of mkdocs: what pages link to outside docs/ comes along, below `project/`; on GitHub links work as they are."""
+"""Hook of mkdocs: what pages link to outside docs/ comes along, below `project/`; on GitHub links work as they are.
+
+Notebooks are shown as they were committed: nothing is run.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import nbformat
 from mkdocs.structure.files import File, Files, InclusionLevel
-
-sys.path.append(str(Path(__file__).parent))
-from docs_notebooks import page_of  # mkdocs reads a hook as a single file, without its folder
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")  # of Markdown: a path, without its anchor
@@ -20,6 +20,7 @@ FENCED = re.compile(r"^(`{3,})\w*\n.*?^\1$", re.DOTALL | re.MULTILINE)
 # A list behind a line of text: one for GitHub, and none for Python-Markdown.
 BARE_LIST = re.compile(r"^(?!- |\* |[|>#\s]).*\n(?=- )", re.MULTILINE)
 GITHUB_ONLY = re.compile(r"^\*On GitHub .*\n\n", re.MULTILINE)
+TERMINAL = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal
 IN_NAV = ("SECURITY.md", "CHANGELOG.md", "notebooks/README.md")
 
 
@@ -85,3 +86,32 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         done += [text(markdown[end : code.start()]), code[0]]
         end = code.end()
     return "".join([*done, text(markdown[end:])])
+
+
+def page_of(path: Path) -> str:
+    """A notebook as Markdown."""
+    notebook = nbformat.read(path, as_version=4)
+    return "\n\n".join(part for cell in notebook.cells for part in _parts(cell)) + "\n"
+
+
+def _parts(cell: Any) -> Iterator[str]:
+    if cell.cell_type != "code":
+        yield cell.source
+        return
+    yield _fenced(cell.source, "python")
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if "image/png" in data:
+            yield f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"].split())}">'
+        elif "image/svg+xml" in data:
+            yield f"<div>{data['image/svg+xml']}</div>"
+        elif "text/html" in data:
+            yield f'<div class="notebook-output">{data["text/html"]}</div>'
+        else:
+            text = output.get("text") or data.get("text/plain") or "\n".join(output.get("traceback", []))
+            yield _fenced(TERMINAL.sub("", text).rstrip("\n"), "text")
+
+
+def _fenced(text: str, language: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -36,26 +36,16 @@ MESSAGE_MODULES = ("langchain_core.messages.", "langchain.schema.messages.")
 
 
 class Foreign(NamedTuple):
-    """A stored object of a class that is not built here.
+    """A stored object of a class that is not built here."""
 
-    Attributes:
-        name: Module and class, joined by a full stop.
-        data: The arguments of its constructor, as plain values and `Foreign`.
-    """
-
-    name: str
-    data: Any
+    name: str  # module and class, joined by a full stop
+    data: Any  # the arguments of its constructor, as plain values and `Foreign`
 
 
-def decode_checkpoint(kind: Any, data: Any) -> Any:
+def decode_checkpoint(kind: object, data: Any) -> Any:
     """Decode one column of a checkpoint to plain values and `Foreign`, without running any code that it names.
 
-    Args:
-        kind: The encoding: `"msgpack"`, `"json"`, or `"null"` for None.
-        data: The bytes.
-
-    Returns:
-        Dicts, lists, plain values and `Foreign`.
+    The `kind` is the encoding: `"msgpack"`, `"json"`, or `"null"` for None.
 
     Raises:
         MessageDecodeError: The encoding is another one (encrypted, pickled), or the data is damaged.
@@ -80,12 +70,12 @@ def decode_checkpoint(kind: Any, data: Any) -> Any:
     raise MessageDecodeError(msg)
 
 
-def _unpack(data: bytes, depth: int) -> Any:
+def _unpack(data: bytes, depth: int) -> object:
     if depth > MAX_DEPTH:
         msg = "nested too deeply"
         raise ValueError(msg)
 
-    def hook(code: int, inner: bytes) -> Any:
+    def hook(code: int, inner: bytes) -> object:
         if code == NUMPY:
             return Foreign("numpy.ndarray", None)
         value = _unpack(inner, depth + 1)
@@ -98,7 +88,7 @@ def _unpack(data: bytes, depth: int) -> Any:
     return ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
-def _of_json(value: dict[str, Any]) -> Any:
+def _of_json(value: dict[str, Any]) -> object:
     """Convert an object in the JSON form of older versions to a `Foreign`; return any other dict as it is.
 
     The form is `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`.
@@ -111,12 +101,8 @@ def _of_json(value: dict[str, Any]) -> Any:
     return value
 
 
-def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
-    """Decode a message of a graph's state.
-
-    Args:
-        value: An item of the list of messages that `decode_checkpoint` returned: a message, or what LangChain accepts
-            as one (a text, a pair of role and text, a dict).
+def decode_message_of_graph(value: object) -> tuple[BaseMessage, list[str]]:
+    """Decode a message of a graph's state, as `decode_checkpoint` returned it, or what LangChain accepts as a message.
 
     Returns:
         The message, and a line for each field that was left out because it held an object of an unknown class.
@@ -124,14 +110,19 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
     Raises:
         MessageDecodeError: It is not a message of langchain-core, or its content holds an object of an unknown class.
     """
-    if not isinstance(value, Foreign):
-        return _given(value), []
+    if not isinstance(value, Foreign):  # a text, a pair of role and text, or a dict
+        with suppress(_UnknownError, LookupError, TypeError, ValueError, NotImplementedError):
+            [message] = convert_to_messages([_plain(value, 0)])
+            if type(message) in MESSAGE_TYPES.values():
+                return message, []
+        msg = f"a {type(value).__name__} is not a message of langchain-core"
+        raise MessageDecodeError(msg)
     module, _, name = value.name.rpartition(".")
     known = f"{module}.".startswith(MESSAGE_MODULES) and name in TYPES
     if not known or not isinstance(value.data, Mapping):
         msg = f"{_name(value.name)} is not a message of langchain-core"
         raise MessageDecodeError(msg)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     lost: list[str] = []
     for key, field in value.data.items():
         try:
@@ -144,30 +135,12 @@ def decode_message_of_graph(value: Any) -> tuple[BaseMessage, list[str]]:
     return decode_legacy_message({"type": TYPES[name], "data": fields}), lost
 
 
-def _given(value: Any) -> BaseMessage:
-    """Convert a message in one of LangChain's plain forms: a text, a pair of role and text, or a dict."""
-    try:
-        [message] = convert_to_messages([_plain(value, 0)])
-        if type(message) in MESSAGE_TYPES.values():
-            return message
-    except (_UnknownError, LookupError, TypeError, ValueError, NotImplementedError):
-        pass
-    msg = f"a {type(value).__name__} is not a message of langchain-core"
-    raise MessageDecodeError(msg)
-
-
-def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
+def replayed(seed: object, writes: Iterable[object]) -> list[object]:
     """Replay the writes to a `DeltaChannel` of messages on the list of an earlier checkpoint.
 
     The channel's reducer is code, which is not run. As in those of LangGraph and deepagents, a message replaces the one
-    with its id, `RemoveMessage` removes one or all, and everything else is appended.
-
-    Args:
-        seed: The list that the checkpoint holds; None for an empty one.
-        writes: The later writes, in order, from `decode_checkpoint`.
-
-    Returns:
-        The stored messages, in order, for `decode_message_of_graph`.
+    with its id, `RemoveMessage` removes one or all, and everything else is appended. `seed` is the list that the
+    checkpoint holds (None for an empty one), `writes` are the later writes, in order.
 
     Example:
         >>> replayed(
@@ -175,12 +148,15 @@ def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
         ... )
         ['hello', {'role': 'ai', 'content': 'hey', 'id': '1'}]
     """
-    said: dict[Any, Any] = {}
+    said: dict[object, object] = {}
 
-    def add(items: Any) -> None:
+    def add(items: object) -> None:
         for item in items if isinstance(items, list) else [items] if items else []:
-            name, known = _name_and_id(item)
-            if name != "RemoveMessage":
+            is_removal = isinstance(item, Foreign) and item.name.rpartition(".")[2] == "RemoveMessage"
+            data = item.data if isinstance(item, Foreign) else item
+            found = data.get("id") if isinstance(data, Mapping) else None
+            known = found if isinstance(found, str) else None
+            if not is_removal:
                 said[known or ("", next(places))] = item
             elif known == REMOVE_ALL:
                 said.clear()
@@ -197,15 +173,7 @@ def replayed(seed: Any, writes: Iterable[Any]) -> list[Any]:
     return list(said.values())
 
 
-def _name_and_id(item: Any) -> tuple[str, Any]:
-    """Return the class name and the id of a stored message; an empty text and None where it has none."""
-    name = item.name.rpartition(".")[2] if isinstance(item, Foreign) else ""
-    data = item.data if isinstance(item, Foreign) else item
-    found = data.get("id") if isinstance(data, Mapping) else None
-    return name, found if isinstance(found, str) else None
-
-
-def _overwrite(write: Any) -> tuple[bool, Any]:
+def _overwrite(write: object) -> tuple[bool, object]:
     """Return whether a write replaces the whole list, and the new list; reads all three forms that LangGraph uses."""
     if isinstance(write, Foreign) and write.name == "langgraph.types.Overwrite" and isinstance(write.data, Mapping):
         return True, write.data.get("value")
@@ -216,8 +184,8 @@ def _overwrite(write: Any) -> tuple[bool, Any]:
     return False, None
 
 
-BUILDERS: dict[str, Callable[[Any], Any]] = {
-    "datetime.datetime": lambda value: datetime.fromisoformat(value),
+BUILDERS: dict[str, Callable[[Any], object]] = {
+    "datetime.datetime": datetime.fromisoformat,
     "datetime.date": lambda value: date(*value),
     "builtins.set": set,
     "builtins.frozenset": frozenset,
@@ -229,29 +197,20 @@ class _UnknownError(Exception):
     """A value holds something that is not read, which the text of the error names."""
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     """Return a class name from a checkpoint for use in errors; a placeholder if it cannot be a name."""
-    return value if is_name(value) else "something without a name"
+    return str(value) if is_name(value) else "something without a name"
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """Convert a value to plain values, building the objects on the allowlist.
-
-    Args:
-        value: The decoded value.
-        depth: Its level within the field.
-
-    Raises:
-        _UnknownError: It holds an object of another class, or too many levels.
-    """
+def _plain(value: object, depth: int) -> Any:
+    """Convert a value, at a level within a field, to plain values; build the objects on the allowlist."""
     if depth > MAX_LEVELS:
         msg = f"more than {MAX_LEVELS} levels"
         raise _UnknownError(msg)
     if isinstance(value, Foreign):
-        build, data = BUILDERS.get(value.name), _plain(value.data, depth + 1)
-        if build is not None:
-            with suppress(TypeError, ValueError, AttributeError):
-                return build(data)
+        data = _plain(value.data, depth + 1)
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            return BUILDERS[value.name](data)
         raise _UnknownError(_name(value.name))
     if isinstance(value, dict):
         return {key: _plain(item, depth + 1) for key, item in value.items()}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 
-from langchain_memkit._sync import Flow, Operation, adrive, drive
+from langchain_memkit._sync import Step
 from langchain_memkit.base import check_text
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
 
 __all__ = ["LangGraphKeyValueStore"]
-
-T = TypeVar("T")
 
 BATCH = 500  # operations of one call
 LISTED = 10_000  # items of one search
@@ -38,7 +35,7 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
         namespace: The labels of the namespace for all our items. Use one of its own.
 
     Raises:
-        ConfigurationError: `store` is not a LangGraph `BaseStore`, or the namespace is not valid.
+        ConfigurationError: The namespace is not valid.
 
     Example:
         >>> from langgraph.store.memory import InMemoryStore
@@ -49,23 +46,20 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
     """
 
     def __init__(self, store: BaseStore, namespace: Sequence[str] = ("memkit",)) -> None:
-        given: object = store
-        if not isinstance(given, BaseStore):
-            msg = f"store must be a BaseStore of langgraph.store.base, not {type(given).__name__}"
+        labels = () if isinstance(namespace, str) else tuple(namespace)
+        if not labels or labels[0] == "langgraph":
+            msg = f"namespace must be labels, as in ('memkit',), the first not 'langgraph'; got {namespace!r:.100}"
             raise ConfigurationError(msg)
-        super().__init__(_Items(store, _checked(namespace)))
+        for label in labels:
+            if "." in check_text(label, "each label of the namespace", 4096):
+                msg = f"a label of a namespace holds no full stop; got {label!r:.100}"
+                raise ConfigurationError(msg)
+        super().__init__(_Items(store, labels))
         self._shown = f"{type(store).__name__}, {'/'.join(namespace)}"
 
     def __repr__(self) -> str:
         """Name the store's class and the namespace."""
         return f"{type(self).__name__}({self._shown})"
-
-
-@dataclass(slots=True)
-class StoreBatch(Operation[list[Any]]):
-    """Several LangGraph operations, sent in one call."""
-
-    operations: Sequence[Op]
 
 
 class _Items(KeyValueBackend):
@@ -75,82 +69,66 @@ class _Items(KeyValueBackend):
         self._store = store
         self._namespace = namespace
 
-    def run(self, flow: Flow[T]) -> T:
-        return drive(flow, self._send)
+    async def _batch(self, operations: Sequence[Op]) -> list[Any]:
+        """Send operations in one call."""
 
-    async def arun(self, flow: Flow[T]) -> T:
-        return await adrive(flow, self._asend)
-
-    def _send(self, batch: StoreBatch) -> list[Any]:
-        operations = batch.operations
-        try:
-            return self._store.batch(operations)
-        except Exception as error:
-            raise self._failed(operations, error) from error
-
-    async def _asend(self, batch: StoreBatch) -> list[Any]:
-        operations = batch.operations
-        try:
+        async def send() -> list[Any]:
             try:
                 return await self._store.abatch(operations)
             except NotImplementedError:  # a store that is sync only
                 return await asyncio.to_thread(self._store.batch, operations)
-        except Exception as error:
-            raise self._failed(operations, error) from error
 
-    def _failed(self, operations: Sequence[Op], error: Exception) -> Exception:
-        """Build the error for a failed call; the store's own error, whose text may hold credentials, is its cause."""
-        what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
-        if not any(isinstance(operation, PutOp) for operation in operations):
-            return HistoryReadError(f"cannot read: the {what}")
-        return HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True)
+        try:
+            return await Step(lambda: self._store.batch(operations), send)
+        except Exception as error:
+            # The store's own error, whose text may hold credentials, is the cause.
+            what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
+            if not any(isinstance(operation, PutOp) for operation in operations):
+                msg = f"cannot read: the {what}"
+                raise HistoryReadError(msg) from error
+            msg = f"cannot write: the {what}. Calling again is safe."
+            raise HistoryWriteError(msg, maybe_stored=True) from error
 
     async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         found: list[Item | None] = []
         for i in range(0, len(keys), BATCH):
-            found += await StoreBatch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
+            found += await self._batch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
         return {key: _stored(item) for key, item in zip(keys, found, strict=True) if item is not None}
 
-    async def set(self, values: dict[str, Any]) -> None:
+    async def set(self, values: dict[str, object]) -> None:
         # `ttl=None`: the items never expire, whatever the store's default.
-        await self._put(
-            PutOp(
-                self._place(key),
-                key,
-                {"v": FORMAT_VERSION, "json": json.dumps(value, ensure_ascii=False)},
-                index=False,
-                ttl=None,
-            )
-            for key, value in values.items()
-        )
+        items = [(key, {"v": FORMAT_VERSION, "json": json.dumps(v, ensure_ascii=False)}) for key, v in values.items()]
+        await self._put([PutOp(self._place(key), key, item, index=False, ttl=None) for key, item in items])
 
-    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
-        """Store values and delete others iff a key exists; return whether it does.
-
-        LangGraph has no conditional write: write first, then read the key, and delete the written values if it is gone.
-        """
-        # The order makes it safe. Whoever deletes the key, and then everything under it, either does so before our
-        # look-up, which fails then, or finds what we wrote.
+    async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
+        """Store values and delete others iff a key exists; return whether it does."""
+        # LangGraph has no conditional write: write first, then read the key, and delete the written values if it is
+        # gone. The order makes it safe: whoever deletes the key, and then everything under it, either does so before
+        # our look-up, which fails then, or finds what we wrote.
         await self.set(values)
         exists = key in await self.get([key])
         await self.delete(gone if exists else list(values))
         return exists
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._put(PutOp(self._place(key), key, None) for key in keys)
+        await self._put([PutOp(self._place(key), key, None) for key in keys])
 
-    async def _put(self, operations: Iterable[PutOp]) -> None:
-        listed = list(operations)
-        for i in range(0, len(listed), BATCH):
-            await StoreBatch(listed[i : i + BATCH])
+    async def _put(self, operations: Sequence[PutOp]) -> None:
+        for i in range(0, len(operations), BATCH):
+            await self._batch(operations[i : i + BATCH])
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
         """Return all keys of a range, sorted, beyond `limit`: the search has read them all anyway."""
-        place, found, offset = self._common_place(keys), set[str](), 0
+        head, slash, _ = keys.begin.partition("/")
+        # "0" is the character after "/": every key below that begins with the head and a slash.
+        one_user = bool(slash) and keys.end is not None and keys.end <= f"{head}0"
+        place, found, offset = self._place(head) if one_user else self._namespace, set[str](), 0
         while True:
             # `refresh_ttl=False`: listing keys does not count as a use of the items.
-            (items,) = await StoreBatch([SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)])
-            found |= {item.key for item in items if self._is_in(item, keys)}
+            (items,) = await self._batch([SearchOp(place, limit=LISTED, offset=offset, refresh_ttl=False)])
+            # Some stores match namespaces by text prefix, so another user's items may be among the results.
+            mine = [item.key for item in items if tuple(item.namespace) == self._place(item.key)]
+            found |= {key for key in mine if keys.begin <= key and (keys.end is None or key < keys.end)}
             if len(items) < LISTED:
                 return sorted(found)
             offset += len(items)
@@ -168,17 +146,6 @@ class _Items(KeyValueBackend):
         # Labels hold no full stop, so it is escaped. Two keys with one label do no harm, since the item's key is whole.
         return *self._namespace, key.partition("/")[0].replace("%", "%25").replace(".", "%2E") or "~"
 
-    def _common_place(self, keys: KeyRange) -> tuple[str, ...]:
-        head, slash, _ = keys.begin.partition("/")
-        # "0" is the character after "/": every key below that begins with the head and a slash.
-        return self._place(head) if slash and keys.end is not None and keys.end <= f"{head}0" else self._namespace
-
-    def _is_in(self, item: Item, keys: KeyRange) -> bool:
-        """Return whether an item lies in a range of keys, and in its own namespace."""
-        # Some stores match namespaces by text prefix, so another user's items may be among the results.
-        inside = keys.begin <= item.key and (keys.end is None or item.key < keys.end)
-        return inside and tuple(item.namespace) == self._place(item.key)
-
 
 def _stored(item: Item) -> StoredValue:
     value: Any = item.value
@@ -186,15 +153,3 @@ def _stored(item: Item) -> StoredValue:
         return StoredValue(json.loads(value["json"]), value["v"])
     except (KeyError, TypeError, ValueError, RecursionError):  # not ours, or damaged
         return StoredValue(None, value.get("v") if isinstance(value, dict) else None)
-
-
-def _checked(namespace: Sequence[str]) -> tuple[str, ...]:
-    labels = () if isinstance(namespace, str) else tuple(namespace)
-    if not labels or labels[0] == "langgraph":
-        msg = f"namespace must be labels, as in ('memkit',), the first not 'langgraph'; got {namespace!r:.100}"
-        raise ConfigurationError(msg)
-    for label in labels:
-        if "." in check_text(label, "each label of the namespace", 4096):
-            msg = f"a label of a namespace holds no full stop; got {label!r:.100}"
-            raise ConfigurationError(msg)
-    return labels

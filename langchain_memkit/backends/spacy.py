@@ -7,20 +7,20 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import spacy
 from spacy import about
 from spacy.language import Language
 from spacy.pipeline import EntityRuler
 from spacy.tokenizer import Tokenizer  # type: ignore[import-not-found]  # compiled, without stubs
+from spacy.tokens import Doc
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Mention
@@ -60,9 +60,7 @@ LONGEST = 100  # letters: anything longer is not a word
 WORD = re.compile(r"[^\W\d_]+")
 ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is split, the best place first
 
-_locks: WeakKeyDictionary[Language, ForkSafeLock] = WeakKeyDictionary()
-_full: WeakKeyDictionary[Language, int] = WeakKeyDictionary()  # size of the vocabulary from which no word is kept
-_guard = ForkSafeLock()
+_lock = ForkSafeLock()  # a pipeline is used by one thread at a time, and of two that need the same model one loads it
 
 
 class SpacyEntityExtractor:
@@ -70,7 +68,8 @@ class SpacyEntityExtractor:
 
     Only the components that find names run: no tagger, parser or lemmatizer (unless your pipeline has a ruler that uses
     their output, or a component of your own). With `en_core_web_sm`, one core reads some 600 chat messages a second,
-    and half as many again with `batch`. Threads may share an object and take turns; spaCy's memory stays bounded.
+    and half as many again with `batch`. Threads may share an object: all extractors of a process take turns. spaCy's
+    memory stays bounded.
 
     A pipeline without rules does not read a text in which only stop words are capitalized ("What is it? I know."). Of
     2,080 chat messages these are 15%, and the model's four finds in them were "ya", "I.", a cake and "japanese".
@@ -109,18 +108,16 @@ class SpacyEntityExtractor:
         types: Iterable[str] | None = None,
         patterns: Sequence[dict[str, Any]] | None = None,
     ) -> None:
-        if isinstance(types, str):
-            msg = f"types must be a list of labels, not a str: types=[{types!r}]"
-            raise ConfigurationError(msg)
-        with _guard:  # of two threads that need the same model, one loads it
+        with _lock:
             self._nlp = nlp if isinstance(nlp, Language) else _load(str(nlp or os.environ.get(ENV) or _find()))
-            self._lock = _locks.setdefault(self._nlp, ForkSafeLock())
-        with self._lock:
+            self._full = _full_size(self._nlp)
             self._ruler = _ruler(self._nlp, patterns) if patterns else None
             self._idle = _idle(self._nlp)
-            self._mere = frozenset() if self._ruler else _mere_words(self._nlp)
+            # The stop words of a pipeline that only learned from texts; one with rules may name any word.
+            kinds = {self._nlp.get_pipe_meta(name).factory for name in self._nlp.pipe_names}
+            learned = self._ruler is None and kinds <= KNOWN - RULERS
+            self._mere = frozenset(self._nlp.Defaults.stop_words) if learned else frozenset()
             self._types = _kept_types(self._nlp, types, self._ruler)
-            _full.setdefault(self._nlp, len(self._nlp.vocab.strings) + WARM)
 
     def __repr__(self) -> str:
         meta = self._nlp.meta
@@ -153,43 +150,31 @@ class SpacyEntityExtractor:
             yield from [next(found) if self._may_name(text) else [] for text in chunk]
 
     def _read(self, texts: Sequence[str]) -> list[list[Mention]]:
-        found: list[list[Mention]] = [[] for _ in texts]
-        for places in _portions(texts, min(self._nlp.max_length, PORTION)):
-            with self._lock, _zone(self._nlp):
-                parts = [_readable(texts[i][start:end], self._nlp.tokenizer) for i, start, end in places]
-                for (i, start, _), doc in zip(places, self._docs(parts), strict=True):
-                    found[i] += self._kept(texts[i], start, doc)
+        nlp, found = self._nlp, list[list[Mention]]([] for _ in texts)
+        for places in _portions(texts, min(nlp.max_length, PORTION)):
+            with _lock, nullcontext() if self._keeps_words() else nlp.memory_zone():
+                parts = [_readable(texts[i][start:end], nlp.tokenizer) for i, start, end in places]
+                if len(parts) == 1:  # `pipe` would take a fifth longer
+                    docs: Iterable[Doc] = [nlp(parts[0], disable=self._idle)]
+                else:
+                    docs = nlp.pipe(parts, disable=self._idle, batch_size=len(parts))
+                for (i, start, _), doc in zip(places, docs, strict=True):
+                    for name in (self._ruler(doc) if self._ruler else doc).ents:
+                        label = ONE_WORD.get(name.label_, name.label_)
+                        if label in self._types:
+                            first, last = start + name.start_char, start + name.end_char
+                            found[i].append(Mention(texts[i][first:last], label, first, last))
         return found
 
-    def _docs(self, parts: list[str]) -> Iterable[Any]:
-        # For a single text `pipe` would take a fifth longer.
-        if len(parts) == 1:
-            return [self._nlp(parts[0], disable=self._idle)]
-        return self._nlp.pipe(parts, disable=self._idle, batch_size=len(parts))
-
-    def _kept(self, text: str, start: int, doc: Any) -> Iterator[Mention]:
-        for name in (self._ruler(doc) if self._ruler else doc).ents:
-            label = ONE_WORD.get(name.label_, name.label_)
-            if label in self._types:
-                first, last = start + name.start_char, start + name.end_char
-                yield Mention(text[first:last], label, first, last)
-
-
-def _zone(nlp: Language) -> AbstractContextManager[Any]:
-    """Open a memory zone, which frees the words that spaCy meets in it, once the vocabulary is large enough.
-
-    No object of spaCy may leave the zone. Zones cannot be nested, so none is opened inside one of the caller's.
-    """
-    stays = getattr(nlp.vocab, "in_memory_zone", False) or len(nlp.vocab.strings) < _full[nlp]
-    return nullcontext() if stays else nlp.memory_zone()
+    def _keeps_words(self) -> bool:
+        """Return whether to read without a memory zone, which frees the words that spaCy meets in it."""
+        # No object of spaCy may leave a zone. Zones cannot be nested, so none is opened inside one of the caller's.
+        vocab = self._nlp.vocab
+        return getattr(vocab, "in_memory_zone", False) or len(vocab.strings) < self._full
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Group parts of texts into portions that are read at once, of at most `most` characters each.
-
-    Yields:
-        A list of (index of the text, start, end).
-    """
+    """Group parts of texts, as (index, start, end), into portions of at most `most` characters to be read at once."""
     portion: list[tuple[int, int, int]] = []
     size = 0
     for i, text in enumerate(texts):
@@ -216,11 +201,7 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def _find() -> str:
-    """Return the name of the first installed model package that passes the checks.
-
-    Raises:
-        SpacyModelMissing: There is none; the text says why each one was refused.
-    """
+    """Return the name of the first installed model package that passes the checks."""
     refused = []
     for name in filter(find_spec, (*OFFICIAL, REPACKAGED)):
         try:
@@ -229,6 +210,13 @@ def _find() -> str:
         except SpacyModelMissing as error:
             refused.append(str(error))
     raise _missing("no trained English pipeline is installed" + "".join(f"; {why}" for why in refused))
+
+
+# Cached, because extractors of one pipeline share the limit.
+@lru_cache(maxsize=4)
+def _full_size(nlp: Language) -> int:
+    """Return the size of a pipeline's vocabulary from which on no new word is kept."""
+    return len(nlp.vocab.strings) + WARM
 
 
 # Cached, because an app may make an extractor for each session: the model is loaded once.
@@ -246,11 +234,7 @@ def _load(name: str) -> Language:
 
 
 def _checked(name: str) -> Path:
-    """Check the package of an English model without importing its Python; return the folder of the model.
-
-    Raises:
-        SpacyModelMissing: The package is missing, or is not the one that it should be.
-    """
+    """Check the package of an English model without importing its Python; return the folder of the model."""
     spec = find_spec(name)  # finding a top-level package runs none of its code
     if spec is None or spec.origin is None:
         msg = f"{name} is not installed"
@@ -258,7 +242,9 @@ def _checked(name: str) -> Path:
     package = Path(spec.origin).parent
     if name == REPACKAGED:
         folder = package / f"{name}-3.8.0"
-        if _digest(folder) == SHA256:
+        paths = (folder / file for file in FILES)
+        hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file())
+        if hashlib.sha256("".join(hashes).encode()).hexdigest() == SHA256:
             return folder
         msg = f"{name} in {package} was refused, because its files are not those of en_core_web_sm 3.8.0"
         raise SpacyModelMissing(msg)
@@ -277,12 +263,6 @@ def _checked(name: str) -> Path:
     raise SpacyModelMissing(msg)
 
 
-def _digest(folder: Path) -> str:
-    paths = (folder / file for file in FILES)
-    hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file())
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
 def _missing(what: str) -> SpacyModelMissing:
     return SpacyModelMissing(
         f"SpacyEntityExtractor needs a trained spaCy pipeline: {what}. Ways to one: python -m spacy download "
@@ -292,11 +272,7 @@ def _missing(what: str) -> SpacyModelMissing:
 
 
 def _ruler(nlp: Language, patterns: Sequence[dict[str, Any]]) -> EntityRuler:
-    """Build the user's vocabulary as a component outside of the pipeline, so that the pipeline is not changed.
-
-    Raises:
-        ConfigurationError: A pattern is not valid, or needs a tagger.
-    """
+    """Build the user's vocabulary as a component outside of the pipeline, so that the pipeline is not changed."""
     bare = Language(vocab=nlp.vocab)
     bare.tokenizer = nlp.tokenizer
     try:
@@ -329,54 +305,30 @@ def _idle(nlp: Language) -> list[str]:
     return [n for n in kinds if n not in awake or n in unheard]
 
 
-def _readable(text: str, tokenizer: Any) -> str:
-    """Change a text so that spaCy reads it in linear time, and keep its length, so that offsets stay valid.
-
-    No long run without spaces holds many punctuation signs any more. Lone surrogates are replaced.
-    """
+def _readable(text: str, tokenizer: object) -> str:
+    """Change a text so that spaCy reads it in linear time, and keep its length, so that offsets stay valid."""
+    # No long run without spaces holds many punctuation signs any more.
     text = HALF.sub("\ufffd", text)
+
+    def without_signs(text: str) -> str:
+        return SIGNS.sub(lambda signs: " .".ljust(len(signs.group())), text)
+
+    def piece(found: re.Match[str]) -> str:
+        word = found.group()
+        if len(word) > LONGEST:  # not a word
+            return " .".ljust(len(word))
+        return word if word[-1].isalnum() else f"{word[:-1]} "
+
+    def spaced(found: re.Match[str]) -> str:
+        run = found.group()  # of a link only the beginning is kept
+        return run[:50].ljust(len(run)) if LINK.match(run) else PIECE.sub(piece, without_signs(run))
+
     # Other tokenizers (Chinese, Japanese, ...) split runs without spaces in their own way.
-    if isinstance(tokenizer, Tokenizer):
-        return RUN.sub(lambda run: _spaced(run.group()), text)
-    return _without_long_signs(text)
-
-
-def _spaced(run: str) -> str:
-    """Put blanks in the place of some signs of a long run without spaces; keep only the beginning of a link."""
-    if LINK.match(run):
-        return run[:50].ljust(len(run))
-    return PIECE.sub(lambda piece: _ended(piece.group()), _without_long_signs(run))
-
-
-def _without_long_signs(text: str) -> str:
-    return SIGNS.sub(lambda signs: " .".ljust(len(signs.group())), text)
-
-
-def _ended(piece: str) -> str:
-    """Replace the sign at the end of a piece of a run by a blank; blank out a piece that is too long to be a word."""
-    if len(piece) > LONGEST:
-        return " .".ljust(len(piece))
-    return piece if piece[-1].isalnum() else f"{piece[:-1]} "
-
-
-def _mere_words(nlp: Language) -> frozenset[str]:
-    """Return the stop words of a pipeline that only learned from texts; none if its rules may name any word."""
-    kinds = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
-    plain = KNOWN - RULERS
-    return frozenset(nlp.Defaults.stop_words) if kinds <= plain else frozenset()
+    return RUN.sub(spaced, text) if isinstance(tokenizer, Tokenizer) else without_signs(text)
 
 
 def _kept_types(nlp: Language, types: Iterable[str] | None, ruler: EntityRuler | None) -> frozenset[str]:
-    """Return the labels to keep.
-
-    Args:
-        nlp: The pipeline.
-        types: The labels that the user wants; None for the default ones.
-        ruler: The user's vocabulary, if any.
-
-    Raises:
-        ConfigurationError: Nothing could ever be found.
-    """
+    """Return the labels to keep; raise if nothing could ever be found."""
     metas = {name: nlp.get_pipe_meta(name) for name in nlp.pipe_names}
     writers = [n for n in metas if "doc.ents" in metas[n].assigns or getattr(nlp.get_pipe(n), "annotate_ents", False)]
     own = not KNOWN.issuperset(meta.factory for meta in metas.values())  # an unknown component may write any label

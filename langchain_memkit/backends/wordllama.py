@@ -90,7 +90,7 @@ class WordLlamaEmbeddings(Embeddings):
             A vector of `dims` numbers and length 1 for each text, in order; it does not depend on the other texts.
 
         Raises:
-            TypeError: `texts` is a single string, or one of them is not a string.
+            TypeError: `texts` is a single string.
         """
         given: object = texts
         if isinstance(given, str):  # its letters would be embedded as texts
@@ -105,16 +105,15 @@ class WordLlamaEmbeddings(Embeddings):
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Run `embed_documents` asynchronously: at once for a few short texts, else in a thread."""
-        if _is_quick(texts):
-            return self.embed_documents(texts)
-        return await super().aembed_documents(texts)
+        return self.embed_documents(texts) if _is_quick(texts) else await super().aembed_documents(texts)
 
     async def aembed_query(self, text: str) -> list[float]:
         """Run `embed_query` asynchronously: at once for a short text, else in a thread."""
         return self.embed_query(text) if _is_quick([text]) else await super().aembed_query(text)
 
     def _vector(self, text: str) -> Vector:
-        tokenizer, table = _model()
+        with _guard:  # loaded once per process, whichever thread comes first
+            tokenizer, table = _load()
         total, count = np.zeros(table.shape[1], np.float32), 0
         for part in _parts(_readable(text)):
             ids = _ids_of(tokenizer, part)
@@ -134,21 +133,18 @@ def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
         return ids
     found: list[int] = []
     for word in WORD.findall(f"{GAP}{text.replace(' ', GAP)}"):
-        found += _pieces_of_short(word) if len(word) <= COMMON else _pieces_of(word)
+        found += _pieces_of(word) if len(word) <= COMMON else _pieces_of.__wrapped__(word)
     return found
 
 
+@lru_cache(maxsize=REMEMBERED)
 def _pieces_of(word: str) -> tuple[int, ...]:
-    tokenizer, _ = _load()
-    return tuple([token.id for token in tokenizer.model.tokenize(word)])
+    return tuple([token.id for token in _load()[0].model.tokenize(word)])
 
 
-_pieces_of_short = lru_cache(maxsize=REMEMBERED)(_pieces_of)
-
-
-def _is_quick(texts: Sequence[object]) -> bool:
+def _is_quick(texts: Sequence[str]) -> bool:
     """Return whether embedding takes less time than a thread switch: the texts are short and the model is loaded."""
-    return _load.cache_info().currsize > 0 and sum(len(str(text)) for text in texts) <= SHORT
+    return _load.cache_info().currsize > 0 and sum(map(len, texts)) <= SHORT
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -164,14 +160,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _readable(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer accepts.
-
-    Raises:
-        TypeError: It is not a string.
-    """
-    if not isinstance(text, str):
-        msg = f"a text must be a str, not {type(text).__name__}"  # type: ignore[unreachable]  # callers without types
-        raise TypeError(msg)
+    """Replace lone surrogates, which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -180,11 +169,7 @@ def _readable(text: str) -> str:
 
 
 def _folder() -> Path:
-    """Return the folder of the package `wordllama`, without importing it.
-
-    Raises:
-        MissingExtraError: It is not installed, or lacks its files.
-    """
+    """Return the folder of the package `wordllama`, without importing it."""
     spec = find_spec("wordllama")
     folder = Path(str(spec.origin)).parent if spec else None
     if folder and all((folder / file).is_file() for file in (TOKENS, WEIGHTS)):
@@ -194,26 +179,15 @@ def _folder() -> Path:
     raise MissingExtraError(msg)
 
 
-def _model() -> tuple[Any, Vector]:
-    """Return the tokenizer and the table, loaded once per process, whichever thread comes first."""
-    with _guard:
-        return _load()
-
-
 @lru_cache(maxsize=1)
 def _load() -> tuple[Any, Vector]:
+    """Load the tokenizer and the table."""
     folder = _folder()
-    tokenizer = _without_cache(folder / TOKENS)
-    with safe_open(folder / WEIGHTS, framework="np") as file:
-        table = file.get_tensor("embedding.weight").astype(np.float32)
-    return tokenizer, table
-
-
-def _without_cache(file: Path) -> Tokenizer:
-    """Load a tokenizer without its cache, which would keep 10,000 whole texts (50 MB) in each thread that uses it."""
-    text = file.read_text(encoding="utf-8")
+    text = (folder / TOKENS).read_text(encoding="utf-8")
     tokenizer, model = Tokenizer.from_str(text), json.loads(text)["model"]
+    # Without its cache, which would keep 10,000 whole texts (50 MB) in each thread that uses it.
     merges = [tuple(merge.split(" ")) for merge in model["merges"]]
     options = {name: model[name] for name in ("unk_token", "fuse_unk", "byte_fallback")}
     tokenizer.model = BPE(model["vocab"], merges, cache_capacity=0, **options)
-    return tokenizer
+    with safe_open(folder / WEIGHTS, framework="np") as file:
+        return tokenizer, file.get_tensor("embedding.weight").astype(np.float32)

@@ -3,8 +3,7 @@
 *Memory is a list of messages.* A history keeps turns; a view is what was read of it; a preprocessor takes messages and
 returns messages; a memory loads messages. Nothing here does I/O.
 
-Read `memory` first, then `turns`. `aliases` has the type aliases, `purge` deletes a user everywhere, `ids` and `given`
-validate what callers pass in.
+Read `memory` first, then `turns`; `validation` checks what callers pass in.
 """
 
 from langchain_memkit.base.memory import (
@@ -38,6 +37,7 @@ from langchain_memkit.base.turns import (
 from langchain_memkit.base.validation import (
     check_arguments,
     check_id,
+    check_one_of,
     check_path,
     check_seconds,
     check_text,
@@ -75,6 +75,7 @@ __all__ = [
     "apurge_user",
     "check_arguments",
     "check_id",
+    "check_one_of",
     "check_path",
     "check_seconds",
     "check_text",

@@ -13,18 +13,6 @@ from langchain_core.runnables import run_in_executor
 from langchain_memkit.base.validation import check_id
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = [
-    "EntityExtractor",
-    "Memory",
-    "MemoryFactory",
-    "Mention",
-    "Purgeable",
-    "Query",
-    "SavedTurn",
-    "apurge_user",
-    "purge_user",
-]
-
 
 @runtime_checkable
 class Purgeable(Protocol):
@@ -72,7 +60,7 @@ async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]
     return [await part.apurge(user_id) for part in parts]
 
 
-def _check(user_id: str, parts: Sequence[Any]) -> None:
+def _check(user_id: str, parts: Sequence[object]) -> None:
     """Validate the user and the parts, before anything is deleted."""
     check_id(user_id, "user_id")
     if not parts:

@@ -11,24 +11,6 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-__all__ = [
-    "CONTEXT",
-    "GetSessionHistory",
-    "HistoryMessages",
-    "HistoryView",
-    "Now",
-    "Position",
-    "Preprocessor",
-    "SessionHead",
-    "SessionInfo",
-    "TokenCounter",
-    "TokenCounterLike",
-    "Turn",
-    "TurnContext",
-    "Window",
-    "utc_now",
-]
-
 Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
 """A runnable from messages to messages; LangChain's `trim_messages(...)` is one."""
 
@@ -169,6 +151,11 @@ class HistoryMessages(list[BaseMessage]):
         """Return whether message `i` is the one that was read, so that the stored facts apply to it."""
         # identity, not equality: an equal message may be another one, at another position
         return len(self) == len(self._read) and self[i] is self._read[i]
+
+    def selected(self, places: Sequence[int]) -> HistoryMessages:
+        """Return the messages at these positions as a list of the same kind."""
+        tokens, turns = [self.tokens[i] for i in places], [self.turns[i] for i in places]
+        return HistoryMessages([self[i] for i in places], tokens, self.counter, turns, self.epoch, self.window)
 
     def position(self, i: int) -> Position:
         """Return the position of message `i`."""

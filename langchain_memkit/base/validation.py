@@ -5,30 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit.errors import ConfigurationError, MemkitError
-
-__all__ = [
-    "check_arguments",
-    "check_id",
-    "check_path",
-    "check_seconds",
-    "check_text",
-    "describe_error",
-    "describe_type",
-    "describe_value",
-    "did_you_mean",
-    "safe_repr",
-    "session",
-    "user_prefix",
-]
 
 ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters or more before the colon: C:/ is a drive
 LONGEST = 9e9  # seconds, 285 years: a thread can wait this long, and the date still exists
@@ -36,44 +22,28 @@ P = TypeVar("P", bound="str | os.PathLike[str]")
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an error by its type, and by its text if it is memkit's own: other texts may quote private data.
-
-    Args:
-        error: The error; it is usually the `__cause__` of the one that describes it.
-
-    Example:
-        >>> describe_error(OSError("secret")), describe_error(MemkitError("the file is gone"))
-        ('OSError', 'MemkitError: the file is gone')
-    """
+    """Describe an error by its type, and by its text if it is memkit's own: other texts may quote private data."""
     return type(error).__name__ + (f": {error}" if isinstance(error, MemkitError) else "")
 
 
-def describe_value(value: Any) -> str:
-    """Describe a value for an error message: numbers as they are, anything else by type, since it may be private.
-
-    Args:
-        value: The value that was passed or stored.
-
-    Example:
-        >>> describe_value(3), describe_value("My name is Nemo."), describe_value(None)
-        ('3', 'a str', 'None')
-    """
+def describe_value(value: object) -> str:
+    """Describe a value for an error message: numbers as they are, anything else by type, since it may be private."""
     if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 10**20):
         return str(value)
     return f"a {type(value).__name__}"
 
 
+def describe_type(value: object, wanted: type) -> str:
+    """Describe the type of a wrong argument; a class is named as such: parentheses are easily forgotten."""
+    if not isinstance(value, type):
+        # LangGraph's stores share the class names of langchain-core's
+        langgraph = "; it is one of LangGraph's, so wrap it: LangGraphKeyValueStore(store)"
+        return type(value).__name__ + (langgraph if hasattr(value, "list_namespaces") else "")
+    return f"the class {value.__name__}" + (": call it" if issubclass(value, wanted) else "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: a similar known one, or nothing.
-
-    Args:
-        name: The name as it was written.
-        known: The names that exist.
-
-    Example:
-        >>> did_you_mean("bevor_save", ["before_save", "memories"]), did_you_mean("x", ["memories"])
-        ("; did you mean 'before_save'?", '')
-    """
+    """Return the end of an error message about an unknown name: a similar known one, or nothing."""
     lower = {other.lower(): other for other in known}
     # "session" for "session_id": too short for a close match, but its first word
     begun = [other for other in lower if len(name) > 2 and other.startswith(f"{name.lower()}_")]
@@ -81,16 +51,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
-def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
-    """Check the names of arguments that are passed on as `**options`, before anything is created from them.
+def safe_repr(value: object) -> str:
+    """Return a value for a `repr`: memkit's own objects by their repr, others by name, since they may show secrets."""
+    if type(value).__module__.partition(".")[0] == "langchain_memkit":
+        return repr(value)
+    return str(getattr(value, "__name__", type(value).__name__))
 
-    Args:
-        given: The names.
-        *takers: The functions or classes that take them; keyword-only arguments of any of them are accepted. A class
-            with `**kwargs`, such as an app's own subclass, may accept more than it names, and is not checked.
 
-    Raises:
-        ConfigurationError: There is no such argument.
+def check_arguments(given: Iterable[str], *takers: Callable[..., object]) -> None:
+    """Raise a ConfigurationError unless names passed on as `**options` are keyword-only arguments of one of `takers`.
+
+    A class with `**kwargs`, such as an app's own subclass, may accept more than it names, and is not checked.
 
     Example:
         >>> check_arguments(["revers"], sorted)
@@ -111,26 +82,34 @@ def check_arguments(given: Iterable[str], *takers: Callable[..., Any]) -> None:
         raise ConfigurationError(msg)
 
 
-def check_path(path: P) -> P:
-    """Return a path, unless it is a connection string.
+def check_one_of(value: object, name: str, known: Sequence[str], *, function: bool = False) -> None:
+    """Raise a ConfigurationError unless a value is one of several modes, or a function where one is allowed."""
+    if not (value in known or (function and callable(value))):
+        or_callable = " or a callable" if function else ""
+        msg = f"{name} must be {' or '.join(map(repr, known))}{or_callable}, not {value!r:.50}"
+        raise ConfigurationError(msg)
 
-    As a file name, a connection string would appear in error messages, password included.
 
-    Args:
-        path: The path that the caller passed.
+def check_prompt(prompt: object, known: set[str], suffices: Callable[[set[str]], object], needs: str) -> set[str]:
+    """Return the variables that a `prompt` argument takes: none for None or an instruction, which is text without any.
 
-    Raises:
-        ConfigurationError: It is an address.
-
-    Example:
-        >>> check_path("chat.db")
-        'chat.db'
-        >>> check_path("mongodb://nemo:secret@host/")  # doctest: +NORMALIZE_WHITESPACE
-        Traceback (most recent call last):
-        ...
-        langchain_memkit.errors.ConfigurationError: a file was expected, not an address that begins with 'mongodb:'; the
-        classes for a server begin with MongoDB
+    A template takes some of the `known` variables; `suffices` says whether they are enough, `needs` which ones are.
     """
+    if isinstance(prompt, BasePromptTemplate):
+        takes = {*prompt.input_variables, *prompt.optional_variables}
+        if takes - known or not suffices(takes):
+            msg = f"prompt must take {needs}; it takes {sorted(takes)}"
+            raise ConfigurationError(msg)
+        return takes
+    is_text = isinstance(prompt, str) and prompt.strip() and not any(f"{{{name}}}" in prompt for name in known)
+    if not (prompt is None or is_text):
+        msg = f"prompt={prompt!r:.60} is no instruction: with variables in it, pass a ChatPromptTemplate"
+        raise ConfigurationError(msg)
+    return set()
+
+
+def check_path(path: P) -> P:
+    """Return a path, unless it is a connection string, which error messages would show with its password."""
     if address := ADDRESS.match(str(path)):
         way_out = "; the classes for a server begin with MongoDB" if address[1].startswith("mongodb") else ""
         if address[1].startswith("sqlite"):
@@ -140,38 +119,10 @@ def check_path(path: P) -> P:
     return path
 
 
-def describe_type(value: object, wanted: type) -> str:
-    """Describe the type of a wrong argument; a class itself is named as such, since parentheses are easily forgotten.
-
-    Args:
-        value: The value that the caller passed.
-        wanted: The type it should be an instance of.
+def check_seconds(value: object, name: str, *, none: str = "", most: float = LONGEST) -> None:
+    """Validate a duration in seconds; `none` says what None means, and is empty if None is not allowed.
 
     Example:
-        >>> describe_type(3, Exception), describe_type(OSError, Exception), describe_type(int, Exception)
-        ('int', 'the class OSError: call it', 'the class int')
-    """
-    if not isinstance(value, type):
-        # LangGraph's stores share the class names of langchain-core's
-        langgraph = "; it is one of LangGraph's, so wrap it: LangGraphKeyValueStore(store)"
-        return type(value).__name__ + (langgraph if hasattr(value, "list_namespaces") else "")
-    return f"the class {value.__name__}" + (": call it" if issubclass(value, wanted) else "")
-
-
-def check_seconds(value: Any, name: str, *, none: str = "", most: float = LONGEST) -> None:
-    """Validate a duration that the caller passed.
-
-    Args:
-        value: Seconds.
-        name: The name of the argument.
-        none: What None means, for the error message; empty if None is not allowed.
-        most: The greatest value.
-
-    Raises:
-        ConfigurationError: It is not a number above 0, or it is above `most`.
-
-    Example:
-        >>> check_seconds(0.5, "timeout")
         >>> check_seconds("1d", "ttl", none="to keep turns")
         Traceback (most recent call last):
         ...
@@ -186,17 +137,7 @@ def check_seconds(value: Any, name: str, *, none: str = "", most: float = LONGES
         raise ConfigurationError(msg)
 
 
-def safe_repr(value: Any) -> str:
-    """Return a value for a `repr`: memkit's own objects by their repr, others by name, since they may show secrets.
-
-    Example:
-        >>> safe_repr(sorted), safe_repr(object())
-        ('sorted', 'object')
-    """
-    if type(value).__module__.partition(".")[0] == "langchain_memkit":
-        return repr(value)
-    return str(getattr(value, "__name__", type(value).__name__))
-
+# -- ids
 
 IDS = ("session_id", "user_id", "turn_id", "thread_id")
 MAX_ID_BYTES = 512
@@ -205,16 +146,9 @@ WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@\s]*:[^/\s]*@")
 
 
 def check_id(value: object, name: str) -> str:
-    """Validate an id and return it; raise before any I/O if it is not valid.
+    """Return an id if it is 1 to 512 bytes of UTF-8 without NUL; raise before any I/O if it is not.
 
     Strings only: a dict that reaches a filter would become a query operator, and `1` and `"1"` would be two sessions.
-
-    Args:
-        value: The value that the caller passed.
-        name: The argument's name, for the error.
-
-    Returns:
-        The same value, now known to be 1 to 512 bytes of UTF-8 without NUL.
 
     Raises:
         TypeError: It is not a `str`.
@@ -222,8 +156,6 @@ def check_id(value: object, name: str) -> str:
             the arguments are probably in the wrong order. Any other address without a password is accepted.
 
     Example:
-        >>> check_id("s1", "session_id")
-        's1'
         >>> check_id({"$ne": None}, "session_id")
         Traceback (most recent call last):
         ...
@@ -237,25 +169,7 @@ def check_id(value: object, name: str) -> str:
 
 
 def check_text(value: object, name: str, most: int, least: int = 1) -> str:
-    """Validate text of a given size, such as a key, and return it; `check_id` for other sizes.
-
-    Args:
-        value: The value that the caller passed.
-        name: The argument's name, for the error.
-        most: The greatest size, in bytes of UTF-8.
-        least: The smallest size, in bytes of UTF-8.
-
-    Returns:
-        The same value, now known to be plain text of that size without NUL.
-
-    Raises:
-        TypeError: It is not a `str`.
-        ValueError: It is too short or too long, or holds NUL or a lone surrogate.
-
-    Example:
-        >>> check_text("", "prefix", most=4096, least=0)
-        ''
-    """
+    """Return text, such as a key, if it is `least` to `most` bytes of UTF-8 without NUL or a lone surrogate."""
     if not isinstance(value, str):
         msg = f"{name} must be a str, not {type(value).__name__}. If yours are numbers or UUIDs, pass str(...)."
         raise TypeError(msg)
@@ -273,17 +187,8 @@ def check_text(value: object, name: str, most: int, least: int = 1) -> str:
 def user_prefix(user_id: str) -> str:
     """Return the prefix of all keys of a user in a key-value store; `purge(user_id)` deletes every key under it.
 
-    The id is percent-quoted, so that no user's prefix is the start of another's, whatever the ids contain.
-
-    Args:
-        user_id: The user; an empty string for unowned data.
-
-    Returns:
-        The quoted id and a slash: append the rest of the key.
-
-    Raises:
-        TypeError: It is not a `str`.
-        ValueError: It is not a valid id.
+    The id is percent-quoted, so that no user's prefix is the start of another's, whatever the ids contain; an empty
+    string stands for unowned data. What is no valid id is a TypeError or ValueError.
 
     Example:
         >>> user_prefix("a/b") + "profile", user_prefix("")
@@ -320,26 +225,20 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
         >>> session("s1", thread_id="t1", tags=["web"])
         {'tags': ['web'], 'configurable': {'session_id': 's1', 'thread_id': 't1'}}
     """
-    for name in more:
-        _check_key(name)
+    known = {key.replace("_", ""): key for key in IDS}
+    for name in more.keys() - RunnableConfig.__annotations__.keys() - set(IDS):
+        # As a key of its own a misspelt id would be ignored, and all users would share a conversation.
+        plain = name.replace("_", "").lower()
+        near = [key for key in known if key == f"{plain}id"] or get_close_matches(plain, known, n=1, cutoff=0.82)
+        if near:
+            msg = (
+                f"session() has no {name!r}; did you mean {known[near[0]]!r}? A key of your own with this name goes "
+                f"into configurable={{{name!r}: ...}}"
+            )
+            raise ConfigurationError(msg)
     ids = {"session_id": session_id, "user_id": user_id, "turn_id": turn_id}
     checked = {name: check_id(value, name) for name, value in ids.items() if name == "session_id" or value is not None}
     own = {name: more.pop(name) for name in sorted(more.keys() & RunnableConfig.__annotations__.keys())}
     configurable = {**own.pop("configurable", {}), **checked, **more}
     config: RunnableConfig = {**own, "configurable": configurable}  # type: ignore[typeddict-item]  # keys of its own
     return config
-
-
-def _check_key(name: str) -> None:
-    """Refuse a misspelt id: as a key of its own it would be ignored, and all users would share a conversation."""
-    known = {key.replace("_", ""): key for key in IDS}
-    if name in known.values() or name in RunnableConfig.__annotations__:
-        return
-    plain = name.replace("_", "").lower()
-    near = [key for key in known if key == f"{plain}id"] or get_close_matches(plain, known, n=1, cutoff=0.82)
-    if near:
-        msg = (
-            f"session() has no {name!r}; did you mean {known[near[0]]!r}? A key of your own with this name goes into "
-            f"configurable={{{name!r}: ...}}"
-        )
-        raise ConfigurationError(msg)

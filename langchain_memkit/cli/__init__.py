@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-EXTRA = ("typer", "rich")
-
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; the console script `memkit` calls this.
@@ -31,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         from langchain_memkit.cli.app import run
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
+        if (error.name or "").partition(".")[0] != "typer":
             raise
         sys.stderr.write('memkit: the command line needs an extra: pip install "langchain-memkit[cli]"\n')
         return 2

@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated, Literal
 
 import typer
 
-from langchain_memkit.cli import doctor as doctoring
-from langchain_memkit.cli import move
-from langchain_memkit.cli import purge as purging
-from langchain_memkit.cli.doctor import package_version
-from langchain_memkit.cli.output import FROM_URI, TO_URI, URI, SafeGroup
-from langchain_memkit.cli.targets import Format, Target, target_of
+import langchain_memkit
+from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
+from langchain_memkit.backends.sqlite.database import TABLES
+from langchain_memkit.backends.sqlite.inspection import tables_of
+from langchain_memkit.cli.doctor import check_places, package_version
+from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
+from langchain_memkit.cli.purge import purge_places
+from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.migrate import (
+    MigrationReport,
+    export_history,
+    import_history,
+    langchain_file_source,
+    langchain_sql_source,
+    langgraph_source,
+)
+from langchain_memkit.migrate import migrate as migrate_history
 from langchain_memkit.migrate.jsonl import MAX_BYTES, MAX_LINE_BYTES
+from langchain_memkit.migrate.sources import AnyFactory, ConversationSource, history_source
+from langchain_memkit.stores.history import HistoryFactory
 
 __all__ = ["app", "run"]
 
+
+class OutputFormat(StrEnum):
+    """The formats in which conversations can be written."""
+
+    MEMKIT = "memkit"
+    LANGCHAIN_MONGODB = "langchain-mongodb"
+    QA = "qa"
+
+
+Layout = Literal["turns", "langchain", "qa"]
+LAYOUTS: dict[OutputFormat, Layout] = {
+    OutputFormat.MEMKIT: "turns",
+    OutputFormat.LANGCHAIN_MONGODB: "langchain",
+    OutputFormat.QA: "qa",
+}
 LINE_MB, ALL_MB = MAX_LINE_BYTES >> 20, MAX_BYTES >> 20
 
 app = typer.Typer(
@@ -33,13 +65,8 @@ app = typer.Typer(
 )
 
 
-def _debug(ctx: typer.Context, value: bool) -> bool:
-    ctx.obj.debug = value
-    return value
-
-
-def _quiet(ctx: typer.Context, value: bool) -> bool:
-    ctx.obj.quiet = value
+def _flag(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> bool:
+    setattr(ctx.obj, str(param.name), value)
     return value
 
 
@@ -49,45 +76,34 @@ def _version(ctx: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
-def _text(option: str, text: str, **more: Any) -> Any:
-    return typer.Option(option, help=text, show_default=False, **{"metavar": "NAME", **more})
+def _option(option: str, text: str, metavar: str = "NAME", least: int | None = None) -> object:
+    return typer.Option(option, help=text, show_default=False, metavar=metavar, min=least)
 
 
-def _mb(option: str, text: str) -> Any:
-    return typer.Option(option, help=text, metavar="MB", min=1)
-
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", callback=_debug)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", callback=_quiet)]
+Text = str | None
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", callback=_flag)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", callback=_flag)]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Draw no bar.")]
+LineMB = Annotated[int, _option("--max-line", f"MB of a line (a turn), else {LINE_MB}; more is left out.", "MB", 1)]
+SizeMB = Annotated[int, _option("--max-size", f"MB of all lines, else {ALL_MB}; then reading ends.", "MB", 1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")]
-Database = Annotated[str | None, _text("--database", "MongoDB: which; else the one in the URI, else chat_history.")]
-Collection = Annotated[str | None, _text("--collection", "MongoDB: which; else the only one that fits.")]
-OnlyCollection = Annotated[str | None, _text("--collection", "MongoDB: only this one; else all of the database.")]
-SessionIdKey = Annotated[
-    str, typer.Option("--session-id-key", metavar="NAME", help="langchain-mongodb: the field of the session id.")
-]
-HistoryKey = Annotated[
-    str, typer.Option("--history-key", metavar="NAME", help="langchain-mongodb: the field of the message.")
-]
-UserIdKey = Annotated[
-    str, typer.Option("--user-id-key", metavar="NAME", help="Q/A documents: the field of the user, or email.")
-]
-Table = Annotated[str | None, _text("--table", "SQL: the table, else message_store.")]
-SessionIdColumn = Annotated[str | None, _text("--session-id-column", "SQL: the column of the session id.")]
+Database = Annotated[Text, _option("--database", "MongoDB: which; else the one in the URI, else chat_history.")]
+Collection = Annotated[Text, _option("--collection", "MongoDB: which; else the only one that fits.")]
+OnlyCollection = Annotated[Text, _option("--collection", "MongoDB: only this one; else all of the database.")]
+SessionIdKey = Annotated[str, _option("--session-id-key", "langchain-mongodb: the session id's field, else SessionId.")]
+HistoryKey = Annotated[str, _option("--history-key", "langchain-mongodb: the message's field, else History.")]
+UserIdKey = Annotated[str, _option("--user-id-key", "Q/A documents: the user's field, userId or email.")]
+Table = Annotated[Text, _option("--table", "SQL: the table, else message_store.")]
+SessionIdColumn = Annotated[Text, _option("--session-id-column", "SQL: the column of the session id.")]
 FromFormat = Annotated[
-    Format | None, _text("--from-format", "What they are kept as; else it is found out.", metavar="|".join(Format))
+    Format | None, _option("--from-format", "What they are kept as; else it is found out.", "|".join(Format))
 ]
-ToFormat = Annotated[
-    move.OutputFormat, typer.Option("--to-format", help="What to keep them as.", metavar="|".join(move.OutputFormat))
-]
-From = Annotated[
-    str | None, _text("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", metavar="WHERE")
-]
-To = Annotated[str | None, _text("--to", f"A file or URI to write; else {TO_URI} or {URI}.", metavar="WHERE")]
-In = Annotated[list[str] | None, _text("--in", f"A file or URI; give it again for more; else {URI}.", metavar="WHERE")]
-OnlyUser = Annotated[str | None, _text("--user", "Only this user's conversations.")]
-Owner = Annotated[str | None, _text("--user", "Give everything to this user.")]
+ToFormat = Annotated[OutputFormat, _option("--to-format", "What to keep them as, else memkit.", "|".join(OutputFormat))]
+From = Annotated[Text, _option("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", "WHERE")]
+To = Annotated[Text, _option("--to", f"A file or URI to write; else {TO_URI} or {URI}.", "WHERE")]
+In = Annotated[list[str] | None, _option("--in", f"A file or URI; give it again for more; else {URI}.", "WHERE")]
+OnlyUser = Annotated[Text, _option("--user", "Only this user's conversations.")]
+Owner = Annotated[Text, _option("--user", "Give everything to this user.")]
 
 
 @app.callback()
@@ -105,11 +121,11 @@ def migrate(
     source: From = None,
     target: To = None,
     from_format: FromFormat = None,
-    to_format: ToFormat = move.OutputFormat.MEMKIT,
-    from_database: Annotated[str | None, _text("--from-database", "MongoDB: which to read.")] = None,
-    from_collection: Annotated[str | None, _text("--from-collection", "MongoDB: which to read.")] = None,
-    to_database: Annotated[str | None, _text("--to-database", "MongoDB: which to write.")] = None,
-    to_collection: Annotated[str | None, _text("--to-collection", "MongoDB: else message_store.")] = None,
+    to_format: ToFormat = OutputFormat.MEMKIT,
+    from_database: Annotated[str | None, _option("--from-database", "MongoDB: which to read.")] = None,
+    from_collection: Annotated[str | None, _option("--from-collection", "MongoDB: which to read.")] = None,
+    to_database: Annotated[str | None, _option("--to-database", "MongoDB: which to write.")] = None,
+    to_collection: Annotated[str | None, _option("--to-collection", "MongoDB: else message_store.")] = None,
     session_id_key: SessionIdKey = "SessionId",
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",
@@ -125,16 +141,31 @@ def migrate(
 
     Run it twice, or again after it broke off: each turn is there once.
     """
-    names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
-    columns: Any = {"table": table, "session_id_column": session_id_column}
-    begin = target_of(
-        _given(source, FROM_URI), "--from", database=from_database, collection=from_collection, **columns, **names
-    )
-    end = target_of(
-        _given(target, TO_URI), "--to", database=to_database, collection=to_collection, exists=False, **names
-    )
-    progress = not no_progress
-    return move.migrate(ctx.obj, begin, end, from_format, to_format, user, dry_run=dry_run, progress=progress)
+    output, keys = ctx.obj, (session_id_key, history_key)
+    end = Target(_where(target, TO_URI), to_database, to_collection, keys, user_id_key)
+    begin = Target(_where(source, FROM_URI), from_database, from_collection, keys, user_id_key)
+    begin = check_target(replace(begin, table=table, session_id_column=session_id_column), "--from")
+    check_target(end, "--to", exists=False)
+    kept_as, collection = detect_format(begin, from_format, "--from")
+    # A file of another application is not written to, unless it is named on both sides.
+    if not (begin.is_file and end.is_file and begin.path.samefile(end.path)):
+        _refuse_foreign(end)
+    read, written = _source(begin, kept_as, collection), _factory(end, LAYOUTS[to_format], end.collection)
+    there = _named(end, end.collection or COLLECTION)
+    output.note(f"from {_named(begin, collection)} ({kept_as}) to {there} ({to_format})")
+    with closing(written), closing(read) if isinstance(read, HistoryFactory) else nullcontext():
+        if isinstance(read, HistoryFactory):
+            in_place = read.turn_store.place == written.turn_store.place
+            if in_place and to_format is OutputFormat.LANGCHAIN_MONGODB:
+                output.note("one collection on both sides: its turns become rows of langchain-mongodb")
+            elif in_place and user is None:
+                msg = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
+                raise ConfigurationError(msg)
+            elif in_place or kept_as is Format.LANGCHAIN_MONGODB:
+                read = history_source(read, "")  # only what belongs to nobody
+        progress = _wants_bar(output, no_progress)
+        report = migrate_history(read, written, user_id=user, dry_run=dry_run, progress=progress)
+    return _report(output, report, "moved")
 
 
 @app.command("export")
@@ -156,9 +187,18 @@ def export_(
     debug: Debug = False,
 ) -> int:
     """Write conversations to a file."""
-    names: Any = {"keys": (session_id_key, history_key), "user_id_key": user_id_key}
-    place = target_of(_given(source, FROM_URI), "--from", database=database, collection=collection, **names)
-    return move.export(ctx.obj, file, place, from_format, user, progress=not no_progress)
+    output, keys, where = ctx.obj, (session_id_key, history_key), _where(source, FROM_URI)
+    place = Target(where, database, collection, keys, user_id_key)
+    kept_as, name = detect_format(check_target(place, "--from"), from_format, "--from", of_server="--")
+    histories = _source(place, kept_as, name)
+    if not isinstance(histories, HistoryFactory):
+        msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then export that"
+        raise ConfigurationError(msg)
+    with closing(histories), writable(file, place) as opened:
+        progress = _wants_bar(output, no_progress) and file != STREAM
+        report = export_history(histories, opened, user_id=user, progress=progress)
+    output.beside = file == STREAM
+    return _report(output, report, "exported")
 
 
 @app.command("import")
@@ -166,13 +206,13 @@ def import_(
     ctx: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What memkit export wrote; .gz is unpacked; - is stdin.")],
     target: To = None,
-    to_format: ToFormat = move.OutputFormat.MEMKIT,
+    to_format: ToFormat = OutputFormat.MEMKIT,
     database: Database = None,
     collection: Collection = None,
     user: OnlyUser = None,
     dry_run: DryRun = False,
-    max_line: Annotated[int, _mb("--max-line", "MB of a line, which is a turn; a longer one is left out.")] = LINE_MB,
-    max_size: Annotated[int, _mb("--max-size", "MB of all lines, unpacked; then reading ends.")] = ALL_MB,
+    max_line: LineMB = LINE_MB,
+    max_size: SizeMB = ALL_MB,
     no_progress: NoProgress = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -181,15 +221,26 @@ def import_(
 
     Run it twice, or again after it broke off: each turn is there once.
     """
-    place = target_of(_given(target, TO_URI), "--to", database=database, collection=collection, exists=False)
-    limits = {"max_line": max_line, "max_size": max_size}
-    return move.import_(ctx.obj, file, place, to_format, user, dry_run=dry_run, progress=not no_progress, **limits)
+    output = ctx.obj
+    place = Target(_where(target, TO_URI), database, collection)
+    _refuse_foreign(check_target(place, "--to", exists=False))
+    with closing(_factory(place, LAYOUTS[to_format], collection)) as histories, readable(file) as opened:
+        report = import_history(
+            histories,
+            opened,
+            user_id=user,
+            dry_run=dry_run,
+            max_line_bytes=max_line << 20,
+            max_bytes=max_size << 20,
+            progress=_wants_bar(output, no_progress),
+        )
+    return _report(output, report, "imported")
 
 
 @app.command()
 def purge(
     ctx: typer.Context,
-    user: Annotated[str, _text("--user", "Whose.")],
+    user: Annotated[str, _option("--user", "Whose.")],
     places: In = None,
     database: Database = None,
     collection: OnlyCollection = None,
@@ -203,8 +254,8 @@ def purge(
 
     In every part that memkit keeps: turns, summaries, entities, key-values, vectors.
     """
-    found = _places(places, "--in", database, collection, user_id_key)
-    return purging.purge(ctx.obj, user, found, yes=yes, dry_run=dry_run)
+    names = Target("", database, collection, user_id_key=user_id_key)
+    return purge_places(ctx.obj, user, _places(places, names, "--in"), yes=yes, dry_run=dry_run)
 
 
 @app.command()
@@ -218,7 +269,7 @@ def doctor(
     session_id_key: SessionIdKey = "SessionId",
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",
-    fix: Annotated[bool, typer.Option("--fix", help="Build missing indexes, after saying which.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="MongoDB: build missing indexes, after saying which.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     debug: Debug = False,
 ) -> int:
@@ -226,27 +277,84 @@ def doctor(
 
     One line for everything that was looked at, and what to do where it is not well.
     """
-    keys = (session_id_key, history_key)
-    some = places or _given(None)  # without either, check this machine only
-    found = _places(places, "WHERE", database, collection, user_id_key, keys=keys) if some else []
-    return doctoring.doctor(ctx.obj, found, fix=fix, as_json=as_json)
+    names = Target("", database, collection, (session_id_key, history_key), user_id_key)
+    found = _places(places, names, "WHERE") if places or _where(None) else []  # without either: this machine only
+    return check_places(ctx.obj, found, fix=fix, as_json=as_json)
 
 
-def _given(where: str | None, *names: str) -> str | None:
+def _where(where: str | None, *names: str) -> str:
     """Return the argument, else the first of these environment variables that is set, else MEMKIT_URI."""
-    return where or next((os.environ[name] for name in (*names, URI) if os.environ.get(name)), None)
+    return where or next((os.environ[name] for name in (*names, URI) if os.environ.get(name)), "")
 
 
-def _places(
-    given: list[str] | None, option: str, database: str | None, collection: str | None, user_id_key: str, **names: Any
-) -> list[Target]:
+def _places(given: list[str] | None, names: Target, option: str) -> list[Target]:
     """Return the files and servers that a command names; database and collection apply to the servers among them."""
-    found = []
-    for where in given or [_given(None) or ""]:
-        of_server: Any = {"database": database, "collection": collection}
-        is_file = "://" not in where and len(given or ()) > 1
-        found.append(target_of(where, option, **({} if is_file else of_server), user_id_key=user_id_key, **names))
-    return found
+    several = given or [_where(None)]
+    of_file = replace(names, given_database=None, collection=None) if len(several) > 1 else names
+    return [check_target(replace(names if "://" in w else of_file, where=w), option) for w in several]
+
+
+def _wants_bar(output: Output, no_progress: bool) -> bool:
+    return output.is_terminal and not (no_progress or output.quiet)
+
+
+def _named(place: Target, collection: str | None) -> str:
+    return f"{place.label}, {place.database}.{collection}" if place.is_mongodb and collection else place.label
+
+
+def _source(place: Target, kept_as: Format, collection: str | None) -> AnyFactory | ConversationSource:
+    """Return the source for `migrate` in the given format."""
+    if kept_as is Format.SQL:
+        columns = {"table_name": place.table, "session_id_column": place.session_id_column}
+        return langchain_sql_source(place.where, **{name: value for name, value in columns.items() if value})
+    if kept_as is Format.FILE:
+        return langchain_file_source(place.where)
+    if kept_as is Format.LANGGRAPH:
+        names = {"database_name": place.named_database, "collection_name": collection}
+        return langgraph_source(place.where, **{name: value for name, value in names.items() if value})
+    _refuse_foreign(place)
+    return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
+
+
+def _refuse_foreign(place: Target) -> None:
+    """Refuse a file of another application, since opening it would create memkit's tables in it."""
+    tables = tables_of(place.path) if place.is_sqlite else frozenset()
+    if tables and tables.isdisjoint(TABLES):
+        msg = f"{place.label} holds tables of something else and none of memkit: is the name right? Name a new file"
+        raise ConfigurationError(msg)
+
+
+def _factory(place: Target, layout: Layout, collection: str | None) -> AnyFactory:
+    """Return a history factory for a target, or refuse a layout that it cannot hold."""
+    if place.is_mongodb:
+        session_id_key, history_key = place.keys
+        return langchain_memkit.MongoDBChatMessageHistory.factory(
+            place.where,
+            place.database,
+            collection or COLLECTION,
+            layout=layout,
+            session_id_key=session_id_key,
+            history_key=history_key,
+            user_id_key=place.user_id_key,
+        )
+    if layout != "turns":
+        msg = f"{place.label} is no MongoDB, and only that keeps rows of langchain-mongodb or Q/A documents"
+        raise ConfigurationError(msg)
+    if "://" in place.where or (place.path.exists() and not place.is_sqlite):
+        msg = f"{place.label} is neither a SQLite file nor mongodb://..., and nothing else is written to"
+        raise ConfigurationError(msg)
+    return SQLiteChatMessageHistory.factory(place.path)
+
+
+def _report(output: Output, report: MigrationReport, verb: str) -> int:
+    """Print the result; return the exit code."""
+    done = f"would be {verb}" if report.dry_run else verb
+    output.table([done, "count"], [(name, getattr(report, name)) for name in ("sessions", "turns", "messages")])
+    if report.skipped:
+        output.line()
+        lines = [line.partition(": ") for line in report.skipped]
+        output.table(["skipped", "why"], [(what, why or what) for what, _, why in lines])
+    return int(bool(report.skipped))
 
 
 def run(args: Sequence[str]) -> int:

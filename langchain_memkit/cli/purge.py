@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import typer
-from langchain_core.embeddings import Embeddings
+from langchain_core.embeddings import DeterministicFakeEmbedding
 
 import langchain_memkit
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore, inspection
 from langchain_memkit.base import check_id, purge_user, user_prefix
+from langchain_memkit.base.memory import Purgeable
 from langchain_memkit.cli.output import Output
 from langchain_memkit.cli.targets import Target, require_mongodb
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.migrate.sources import AnyFactory
 from langchain_memkit.stores.history import HistoryFactory
+from langchain_memkit.stores.key_value import KeyValueStore
 
-__all__ = ["purge"]
+__all__ = ["purge_places"]
 
 # Prefixes of a user's keys, after the user's own prefix.
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values"}
+NO_EMBEDDING = DeterministicFakeEmbedding(size=1)  # of stores that are opened to count and to delete
 LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
+OTHER_KEYS = "other keys"
 BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version")
 
 
@@ -31,39 +35,12 @@ class ErasableStore(NamedTuple):
     """A store in which a user can be purged, and a function that counts the user's records."""
 
     where: str
-    store: Any
+    store: Purgeable
     found: Callable[[str], Mapping[str, int]]
 
 
-class NoEmbeddings(Embeddings):
-    """Embedding model for vector stores that are only purged; it refuses to embed anything."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Refuse to embed, like `embed_query`."""
-        return [self.embed_query(text) for text in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        """Refuse to embed: the vectors would be of another model than the stored ones.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        msg = "memkit purge embeds nothing: it only counts and deletes records"
-        raise NotImplementedError(msg)
-
-
-def purge(output: Output, user_id: str, places: Sequence[Target], *, yes: bool, dry_run: bool) -> int:
-    """Show the stored data of a user, ask for confirmation, and delete it.
-
-    Args:
-        output: Where to print.
-        user_id: The user.
-        places: Files and databases.
-        yes: Do not ask.
-        dry_run: Only show.
-
-    Returns:
-        The exit code: 1 if there was data again afterwards.
+def purge_places(output: Output, user_id: str, places: Sequence[Target], *, yes: bool, dry_run: bool) -> int:
+    """Show the stored data of a user, ask for confirmation, and delete it; return 1 if there was data again afterwards.
 
     Raises:
         ConfigurationError: A target holds nothing of memkit, or the question was answered with no.
@@ -122,10 +99,7 @@ def _show(
 
 def _parts(place: Target, user_id: str, output: Output, opened: ExitStack) -> list[ErasableStore]:
     """Open the stores of a file or database; `opened` closes them."""
-    found = []
-    for part in _in_database(place, user_id, output) if place.is_mongodb else _in_file(place):
-        opened.callback(part.store.close)
-        found.append(part)
+    found = list(_in_database(place, user_id, output, opened) if place.is_mongodb else _in_file(place, opened))
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
         msg = f"{where} holds nothing of memkit, so nothing was deleted anywhere. Is the name right?"
@@ -133,42 +107,39 @@ def _parts(place: Target, user_id: str, output: Output, opened: ExitStack) -> li
     return found
 
 
-def _in_file(place: Target) -> Iterator[ErasableStore]:
-    if place.is_sql_url or place.path.is_dir() or not inspection.is_sqlite(place.path):
-        return
-    tables, where = inspection.tables_of(place.path), place.label
+def _in_file(place: Target, opened: ExitStack) -> Iterator[ErasableStore]:
+    tables = inspection.tables_of(place.path) if place.is_sqlite else frozenset()
     if "turns" in tables:
-        yield _histories(where, SQLiteChatMessageHistory.factory(place.path))
+        yield _histories(place.label, opened.enter_context(SQLiteChatMessageHistory.factory(place.path)))
     if "key_values" in tables:
-        yield _keys(where, SQLiteKeyValueStore(place.path))
+        yield _keys(place.label, opened.enter_context(SQLiteKeyValueStore(place.path)))
     if "vectors" in tables:
-        vectors = langchain_memkit.SQLiteVectorStore(place.path, NoEmbeddings())
-        yield _vectors(where, vectors, partial(inspection.count_records, place.path))
+        vectors = opened.enter_context(langchain_memkit.SQLiteVectorStore(place.path, NO_EMBEDDING))
+        yield _vectors(place.label, vectors, partial(inspection.count_records, place.path))
 
 
-def _in_database(place: Target, user_id: str, output: Output) -> Iterator[ErasableStore]:
+def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack) -> Iterator[ErasableStore]:
     server = require_mongodb()
-    kinds = server.kinds_in(place.where, place.database, place.keys, user_id=user_id)
-    if place.collection is not None:
-        kinds = {name: found for name, found in kinds.items() if name == place.collection}
-    for name, found in kinds.items():
-        where, names = f"{place.label}, {place.database}.{name}", (place.database, name)
-        session_id_key, history_key = place.keys
-        keys: Any = {"session_id_key": session_id_key, "history_key": history_key, "user_id_key": place.user_id_key}
+    collections = server.inspect_database(place.where, place.database, place.keys, user_id=user_id)
+    for name, (found, *_) in collections.items():
+        if place.collection not in (None, name):
+            continue
+        where, names = f"{place.label}, {place.database}.{name}", (place.where, place.database, name)
         for layout in LAYOUTS:
             if layout in found:
                 make = langchain_memkit.MongoDBChatMessageHistory.factory
-                yield _histories(where, make(place.where, *names, layout=layout, **keys))
+                histories = make(*names, layout=layout, user_id_key=place.user_id_key)
+                yield _histories(where, opened.enter_context(histories))
         if "key_value" in found:
-            yield _keys(where, langchain_memkit.MongoDBKeyValueStore(place.where, *names))
+            yield _keys(where, opened.enter_context(langchain_memkit.MongoDBKeyValueStore(*names)))
         if "vectors" in found:
-            vectors = langchain_memkit.MongoDBVectorStore(place.where, NoEmbeddings(), *names)
-            yield _vectors(where, vectors, partial(server.count_records, place.where, *names))
+            vectors = langchain_memkit.MongoDBVectorStore(place.where, NO_EMBEDDING, place.database, name)
+            yield _vectors(where, opened.enter_context(vectors), partial(server.count_records, *names))
         if "langchain-mongodb" in found:
             output.note(f"{where}: rows of langchain-mongodb carry no user and stay: clear their sessions yourself")
 
 
-def _histories(where: str, factory: HistoryFactory[Any]) -> ErasableStore:
+def _histories(where: str, factory: AnyFactory) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
         sessions = factory.list_sessions(user_id, hidden=True)
         return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
@@ -176,20 +147,19 @@ def _histories(where: str, factory: HistoryFactory[Any]) -> ErasableStore:
     return ErasableStore(where, factory, count)
 
 
-def _vectors(where: str, store: Any, count: Callable[[str], int]) -> ErasableStore:
+def _vectors(where: str, store: Purgeable, count: Callable[[str], int]) -> ErasableStore:
     return ErasableStore(where, store, lambda user_id: {"vectors": count(user_id)})
 
 
-def _keys(where: str, store: Any) -> ErasableStore:
+def _keys(where: str, store: KeyValueStore) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
         prefix = user_prefix(user_id)
-        names = dict.fromkeys([*SHELVES.values(), "other keys"], 0)
-        found: Counter[str] = Counter()
+        found = dict.fromkeys([*SHELVES.values(), OTHER_KEYS], 0)
         for key in store.yield_keys(prefix=prefix):
             rest = key[len(prefix) :]
             # Keys of sessions and versions are bookkeeping, not records.
             if not rest.startswith(BOOKKEEPING):
-                found[next((what for shelf, what in SHELVES.items() if rest.startswith(shelf)), "other keys")] += 1
-        return {what: found[what] for what in names if found[what] or what != "other keys"}
+                found[next((what for shelf, what in SHELVES.items() if rest.startswith(shelf)), OTHER_KEYS)] += 1
+        return {what: n for what, n in found.items() if n or what != OTHER_KEYS}
 
     return ErasableStore(where, store, count)

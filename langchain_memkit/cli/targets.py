@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 from urllib.parse import unquote
 
 import langchain_memkit
+from langchain_memkit.backends.sqlite.inspection import is_sqlite, tables_of
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["Format", "Target", "detect_format", "require_mongodb", "target_of"]
+__all__ = ["COLLECTION", "Format", "Target", "check_target", "detect_format", "require_mongodb"]
 
 DATABASE = "chat_history"
 COLLECTION = "message_store"
-NOT_GIVEN = "say where: a SQLite file or mongodb://..., with {option} or in the environment variable MEMKIT_URI"
 
 
 class Format(StrEnum):
@@ -31,26 +29,23 @@ class Format(StrEnum):
     LANGGRAPH = "langgraph"
 
 
+# The kinds of data in a collection, and the tables in a file, by the format to read them in.
 OF_KIND = {
     "turns": Format.MEMKIT,
     "langchain-mongodb": Format.LANGCHAIN_MONGODB,
     "qa": Format.QA,
     "langgraph": Format.LANGGRAPH,
 }
-OF_TABLES = {
-    "turns": Format.MEMKIT,
-    "message_store": Format.SQL,
-    "checkpoints": Format.LANGGRAPH,
-}
+OF_TABLE = {"turns": Format.MEMKIT, "message_store": Format.SQL, "checkpoints": Format.LANGGRAPH}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """A target and the names in it. Its repr shows no credentials.
 
     Attributes:
         where: The path or URL that the user gave.
-        given_database: The database in an option or in the connection string.
+        given_database: The database in an option.
         collection: The collection in an option.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
         user_id_key: Key of the user in question and answer documents.
@@ -77,69 +72,60 @@ class Target:
         return "://" in self.where and not self.is_mongodb
 
     @property
+    def is_file(self) -> bool:
+        """Whether it is a file that exists."""
+        return "://" not in self.where and self.path.is_file()
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is a SQLite file that exists."""
+        return self.is_file and is_sqlite(self.path)
+
+    @property
+    def named_database(self) -> str | None:
+        """The database in the option, else in the connection string; None if neither names one."""
+        # After the last @, since a password that is not percent-encoded may contain slashes.
+        place = self.where.partition("://")[2].partition("?")[0].rpartition("@")[2]
+        return self.given_database or (unquote(place.partition("/")[2]) if self.is_mongodb else None) or None
+
+    @property
     def database(self) -> str:
         """The database's name."""
-        return self.given_database or DATABASE
+        return self.named_database or DATABASE
 
     @property
     def path(self) -> Path:
         """The file or folder."""
         return Path(self.where)
 
-    @cached_property
+    @property
     def label(self) -> str:
         """Its name in messages: the hosts or the path, without credentials and options."""
-        if not (self.is_mongodb or self.is_sql_url):
-            return self.where
-        rest = self.where.partition("://")[2].partition("?")[0]
-        return rest.rpartition("@")[2].partition("/")[0] or "the server"
+        _, is_url, rest = self.where.partition("://")
+        hosts = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
+        return hosts or "the server" if is_url else self.where
 
 
-def target_of(
-    where: str | None,
-    option: str,
-    *,
-    database: str | None = None,
-    exists: bool = True,
-    **names: Any,
-) -> Target:
-    """Parse and validate a target that a user named.
-
-    Args:
-        where: A path or a URL; None if none was given.
-        option: The option's name, for errors.
-        database: The database in an option; None for the one in the connection string.
-        exists: Whether it must exist already.
-        **names: Further fields of `Target`.
-
-    Raises:
-        ConfigurationError: It is missing or cannot be a target.
+def check_target(place: Target, option: str, *, exists: bool = True) -> Target:
+    """Return a target that a user named with an option, or refuse it with a ConfigurationError.
 
     Example:
-        >>> place = target_of("mongodb://nemo:secret@db.example/chat?w=1", "--from")
+        >>> place = check_target(Target(where="mongodb://nemo:secret@db.example/chat?w=1"), "--from")
         >>> place.label, place.database
         ('db.example', 'chat')
     """
+    where, msg = place.where, ""
     if not where:
-        raise ConfigurationError(NOT_GIVEN.format(option=option))
-    place = Target(where=where, given_database=database, **names)
-    if place.is_mongodb:
-        # After the last @, since a password that is not percent-encoded may contain slashes.
-        in_uri = unquote(where.partition("://")[2].partition("?")[0].rpartition("@")[2].partition("/")[2])
-        return Target(where=where, given_database=database or in_uri or None, **names)
-    if database or place.collection:
+        msg = f"say where: a SQLite file or mongodb://..., with {option} or in the environment variable MEMKIT_URI"
+    elif not place.is_mongodb and (place.named_database or place.collection):
         msg = f"{place.label} is no MongoDB: it has neither a database nor a collection to name"
-        raise ConfigurationError(msg)
-    if place.is_sql_url:
-        return place
-    if where == ":memory:":
+    elif where == ":memory:":
         msg = f"{option} :memory: would be gone when the command ends: name a file"
-        raise ConfigurationError(msg)
-    if exists and not place.path.exists():
+    elif "://" not in where and exists and not place.path.exists():
         msg = f"{option} {where}: there is no such file or folder"
-        raise ConfigurationError(msg)
-    if not place.path.absolute().parent.is_dir():
+    elif "://" not in where and not place.path.absolute().parent.is_dir():
         msg = f"{option} {where}: its folder does not exist"
+    if msg:
         raise ConfigurationError(msg)
     return place
 
@@ -147,29 +133,19 @@ def target_of(
 def detect_format(
     place: Target, wanted: Format | None, option: str, *, of_server: str = "--from-"
 ) -> tuple[Format, str | None]:
-    """Detect the format of the conversations in a target, and their collection.
-
-    Args:
-        place: The target.
-        wanted: The format that the user named; None to detect it.
-        option: The option that names the target, for errors.
-        of_server: Prefix of the options for database and collection, for errors.
+    """Return the format of the conversations in a target, unless the user named it, and their collection.
 
     Raises:
-        ConfigurationError: There is nothing to move, or more than one possibility.
+        ConfigurationError: There is nothing to move, or more than one possibility; it names the options that decide.
         HistoryReadError: The target cannot be read.
     """
     if place.is_mongodb:
         return _in_database(place, wanted, of_server)
     if wanted is not None or place.is_sql_url:
         return wanted or Format.SQL, None
-    if place.path.is_dir():
+    if not place.is_sqlite:
         return Format.FILE, None
-    from langchain_memkit.backends.sqlite.inspection import is_sqlite, tables_of
-
-    if not is_sqlite(place.path):
-        return Format.FILE, None
-    formats = [OF_TABLES[table] for table in sorted(tables_of(place.path)) if table in OF_TABLES]
+    formats = [OF_TABLE[table] for table in sorted(tables_of(place.path)) if table in OF_TABLE]
     if len(formats) == 1:
         return formats[0], None
     what = f"holds {' and '.join(formats)}" if formats else "holds no conversations that memkit knows"
@@ -182,14 +158,17 @@ def _in_database(place: Target, wanted: Format | None, of_server: str) -> tuple[
         return wanted, place.collection
     if wanted is Format.LANGGRAPH:
         return wanted, None  # its source knows the names of the collections
-    kinds = require_mongodb().kinds_in(place.where, place.database, place.keys)
-    if place.collection is not None:
-        kinds = {place.collection: kinds.get(place.collection, frozenset())}
-    formats = {name: _format_of(found) for name, found in kinds.items()}
-    fitting = {name: f for name, f in formats.items() if f is not None and wanted in (None, f)}
+    collections = require_mongodb().inspect_database(place.where, place.database, place.keys)
+    fitting: dict[str, Format] = {}
+    for name, facts in collections.items():
+        known = [OF_KIND[kind] for kind in facts.kinds if kind in OF_KIND]
+        # memkit's own format also reads the rows of langchain-mongodb in its collection.
+        held = Format.MEMKIT if Format.MEMKIT in known else next(iter(known), None)
+        if held is not None and wanted in (None, held) and place.collection in (None, name):
+            fitting[name] = held
     if len(fitting) == 1:
-        ((name, found),) = fitting.items()
-        return found, name
+        ((name, held),) = fitting.items()
+        return held, name
     where = f"{place.label}, {place.collection or f'database {place.database}'}"
     if not fitting:
         what = "conversations that memkit knows" if wanted is None else f"conversations kept as {wanted}"
@@ -200,18 +179,8 @@ def _in_database(place: Target, wanted: Format | None, of_server: str) -> tuple[
     raise ConfigurationError(msg)
 
 
-def _format_of(kinds: Iterable[str]) -> Format | None:
-    """Return the format in which to read a collection; memkit's own also reads rows of langchain-mongodb in it."""
-    known = [OF_KIND[kind] for kind in kinds if kind in OF_KIND]
-    return Format.MEMKIT if Format.MEMKIT in known else (known[0] if known else None)
-
-
-def require_mongodb() -> Any:
-    """Return the module that inspects servers.
-
-    Raises:
-        MissingExtraError: The extra is not installed; the text says how to install it.
-    """
+def require_mongodb() -> ModuleType:
+    """Return the module that inspects servers; a MissingExtraError says how to install the extra."""
     langchain_memkit.MongoDBChatMessageHistory  # noqa: B018  # raises the package's own error for the missing extra
     from langchain_memkit.backends.mongodb import inspection
 

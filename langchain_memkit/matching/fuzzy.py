@@ -4,52 +4,32 @@ from __future__ import annotations
 
 import heapq
 import re
-from array import array
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import accumulate, chain
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from ahocorasick_rs import AhoCorasick
 from rapidfuzz.distance.OSA import distance
 from rapidfuzz.fuzz import partial_ratio, ratio
 
-from langchain_memkit.matching.normalize import FoldedText, WordBoundaries, fold, fold_text, is_wide
-
-__all__ = ["FuzzyMatch", "KeyFinder", "NameMatch", "QGramIndex", "closest_names"]
+from langchain_memkit.matching.normalize import FoldedText, fold, fold_text, is_wide, nearby, word_boundaries
 
 LEAST = 6  # characters: shorter names are not found with typos
-THREE_PIECES = 12  # characters: names from here on are cut in three, so that two typos leave one piece intact
-LEAST_PIECE = 2  # characters of a piece
-WITH_GAP = 9  # characters: parts from here on leave one character out between their halves
-COMMON = 200  # names: a piece that more names share is not indexed if the name has two rarer ones
-MOST_COMMON = 500  # names: the same limit if the name has only one rarer piece
-MOST_PER_WORD = 25  # names proposed per word of a text, by the rarest pieces first; bounds the time
-MOST_PROPOSED = 10_000  # names proposed per text, however long it is; bounds the time
 LONGEST = 200  # characters: longer names are not found with typos, since comparing takes quadratic time
+THREE_PIECES = 12  # characters: names from here on are cut in three, so that two typos leave one piece intact
+MOST_PER_WORD = 8  # names compared per word of a text, by the rarest pieces first; bounds the time
+MOST_COMPARED = 10_000  # names compared per text, however long it is; bounds the time
 
-Part: TypeAlias = tuple[int, int]
-
-
-class FuzzyMatch(NamedTuple):
-    """A place in a normalized text that is similar to a name.
-
-    Attributes:
-        name: Number of the name.
-        start: Where the place begins.
-        end: Where it ends.
-        score: Similarity, 0 to 100.
-    """
-
-    name: int
-    start: int
-    end: int
-    score: float
+Place: TypeAlias = tuple[int, int]
 
 
-class QGramIndex:
-    """Index that finds normalized names of 6 to 200 characters with typos in a normalized text.
+class FuzzyIndex:
+    """Finds normalized names of 6 to 200 characters with typos in a normalized text.
+
+    Names are cut in two or three pieces, all of which are searched in one pass: a typo leaves a piece intact, and only
+    the names whose pieces occur are compared. Names that share all intact pieces with several hundred others ("The
+    Complete Guide to ...", with the typo in what differs) may be missed.
 
     Args:
         names: Normalized names, each once.
@@ -58,155 +38,87 @@ class QGramIndex:
 
     def __init__(self, names: Sequence[str], min_score: float) -> None:
         self._names = names
-        self._min_score = min_score
         self._known = frozenset(names)
-        found: dict[str, list[int]] = {}
-        for number, parts in _choose_parts(names).items():
-            for part in parts:
-                piece = _piece(names[number], part)
-                anchored = part[0] == 0 and piece[0] == " "
-                shift = 0 if anchored else part[0] + 1  # from a match back to the name; the text gets a space in front
-                found.setdefault(piece, []).append(number << 32 | shift)
-        # Flat arrays take a tenth of the memory of one list per piece: the owners of piece `i` are
-        # `owners[firsts[i]:firsts[i + 1]]`, each a name's number and the piece's offset in one integer.
-        self._firsts = array("Q", accumulate(map(len, found.values()), initial=0))
-        self._owners = array("Q", chain.from_iterable(found.values()))
-        self._automaton = AhoCorasick(list(found), store_patterns=False)
+        self._least = min_score - 0.5  # scores are rounded: one wrong letter of eight scores 87.5, which passes for 88
+        owners: dict[str, list[Place]] = {}
+        for number, name in enumerate(names):
+            if LEAST <= len(name) <= LONGEST:
+                for piece, offset in _pieces(name):
+                    owners.setdefault(piece, []).append((number, offset))
+        self._owners = list(owners.values())
+        self._automaton = AhoCorasick(list(owners), store_patterns=False)
 
-    def find(self, text: str) -> Iterator[FuzzyMatch]:
-        """Yield every place with the names most similar to it; places may overlap.
+    def find(self, text: str) -> dict[Place, tuple[float, list[int]]]:
+        """Return for each similar place of a text the score and numbers of its most similar names; may overlap."""
+        starts, ends = word_boundaries(text)
+        # Typos in front of a piece shift the name's ends, so word boundaries up to two characters away are tried as
+        # well; many names are proposed at one place.
+        starts_near = cache(lambda place: nearby(place, starts))
+        ends_near = cache(lambda place: nearby(place, ends))
+        found: dict[Place, tuple[float, list[int]]] = {}
+        for number, first in dict.fromkeys(self._proposals(text)):
+            name = self._names[number]
+            best: tuple[float, Place] | None = None
+            for start in starts_near(first):
+                for end in ends_near(first + len(name)):
+                    score = ratio(text[start:end], name, score_cutoff=self._least)
+                    if score > (best[0] if best else 0) and self._is_meant(text[start:end], name):
+                        best = score, (start, end)
+            if best is None:
+                continue
+            score, place = int(best[0] + 0.5), best[1]
+            known, numbers = found.get(place, (0, []))
+            if score > known:
+                found[place] = score, [number]
+            elif score == known and number not in numbers:
+                numbers.append(number)
+        return found
 
-        Args:
-            text: A normalized text.
-        """
-        borders, names = WordBoundaries(text), self._names
-        least = self._min_score - 0.5  # scores are rounded: one wrong letter of eight scores 87.5, which passes for 88
-        compared: dict[FuzzyMatch, None] = {}
-        for number, first, last in self._proposals(text):
-            nears: list[FuzzyMatch] = []
-            # Typos in front of the piece shift the name's ends, so word boundaries up to two characters away are tried
-            # as well.
-            for start in borders.starts_near(first):
-                for end in borders.ends_near(last):
-                    score = ratio(text[start:end], names[number], score_cutoff=least)
-                    if score and self._is_meant(text[start:end], names[number]):
-                        nears.append(FuzzyMatch(number, start, end, int(score + 0.5)))
-            if nears:
-                compared[max(nears, key=lambda near: near.score)] = None
-        best: dict[Part, list[FuzzyMatch]] = {}
-        for near in sorted(compared, key=lambda near: -near.score):
-            others = best.setdefault((near.start, near.end), [])
-            if not others or others[0].score == near.score:
-                others.append(near)
-        for nears in best.values():
-            yield from nears
-
-    def _is_meant(self, window: str, name: str) -> bool:
-        """Return whether a place similar to a name may mean that name, rather than another name or other words."""
-        if window in self._known or _digits(window) != _digits(name) or not _only_typos(window, name):
-            return False
-        rest, article = _bare(name), name.partition(" ")[0] + " "
-        if rest is name or not window.startswith(article):
-            return True
-        # compare without the article, which makes short words look more similar: "the cattle", "The Castle"
-        return len(rest) >= LEAST and ratio(window[len(article) :], rest) >= self._min_score - 0.5
-
-    def _proposals(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield numbers of names with where they would begin and end, by the rarest pieces first, up to the limit."""
-        firsts, owners = self._firsts, self._owners
-        hits = [
-            (firsts[piece + 1] - firsts[piece], firsts[piece], place)
-            for piece, place, _ in self._automaton.find_matches_as_indexes(f" {text} ", overlapping=True)
-        ]
-        left = min(MOST_PER_WORD * (text.count(" ") + 10), MOST_PROPOSED)
-        for count, first, place in sorted(hits):
-            left -= count
+    def _proposals(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield numbers of names with where they would begin, by the rarest pieces first, up to the limit."""
+        hits = self._automaton.find_matches_as_indexes(f" {text} ", overlapping=True)
+        left = min(MOST_PER_WORD * (text.count(" ") + 10), MOST_COMPARED)
+        for piece, place, _ in sorted(hits, key=lambda hit: len(self._owners[hit[0]])):
+            left -= len(self._owners[piece])
             if left < 0:
                 return
-            for owner in owners[first : first + count]:
-                number, shift = owner >> 32, owner & 0xFFFFFFFF
-                yield number, place - shift, place - shift + len(self._names[number])
+            yield from ((number, place - offset) for number, offset in self._owners[piece])
+
+    def _is_meant(self, window: str, name: str) -> bool:
+        """Return whether a place similar to a name may mean that name, rather than another name or other words.
+
+        A word may have one typo per four letters, the name one per six characters, and each at least one. If the
+        numbers of words differ, a space was typed or left out, and one typo is allowed besides.
+        """
+        if window in self._known or [c for c in window if c.isdigit()] != [c for c in name if c.isdigit()]:
+            return False
+        words, others = window.split(), name.split()
+        if len(words) != len(others):
+            typos = distance(window.replace(" ", ""), name.replace(" ", "")) <= 1
+        else:
+            typos = distance(window, name) <= max(1, len(name) // 6) and all(
+                distance(word, other) <= max(1, len(other) // 4) for word, other in zip(words, others, strict=True)
+            )
+        article, _, rest = name.partition(" ")
+        if not typos or not rest or article not in ("a", "an", "the") or words[0] != article:
+            return typos
+        # compare without the article, which makes short words look more similar: "the cattle", "The Castle"
+        return len(rest) >= LEAST and ratio(window[len(article) + 1 :], rest) >= self._least
 
 
-def _choose_parts(names: Sequence[str]) -> dict[int, list[Part]]:
-    """Choose the pieces of each name: the rare ones, and if there is only one, the least common of the others too."""
-    chosen: dict[int, list[Part]] = {}
-    spare: dict[int, tuple[int, Part]] = {}
-    left: dict[int, list[Part]] = {}
-    for number, name in enumerate(names):
-        if LEAST <= len(name) <= LONGEST:
-            whole = (0, len(name))
-            left[number] = _thirds(whole) if len(name) >= THREE_PIECES else _halves(whole)
-    # Each round counts how many names share each piece, and cuts the only rare piece of a name in two, until two are
-    # rare or none can be cut any more. The best of the common pieces is kept in reserve.
-    while left:
-        counts = Counter(_piece(names[number], part) for number, parts in left.items() for part in parts)
-        following: dict[int, list[Part]] = {}
-        for number, parts in left.items():
-            shared = sorted((counts[_piece(names[number], part)], part) for part in parts)
-            rare = [part for count, part in shared if count <= COMMON]
-            if len(rare) < len(shared):
-                spare[number] = min(shared[len(rare)], spare.get(number, shared[-1]))
-            if rare:
-                chosen[number] = rare
-            if len(rare) == 1 and _can_be_cut(rare[0]):
-                following[number] = _halves(rare[0])
-        left = following
-    for number, (count, part) in spare.items():
-        if number not in chosen or (len(chosen[number]) == 1 and count <= MOST_COMMON):
-            chosen.setdefault(number, []).append(part)
-    return chosen
+def _pieces(name: str) -> list[tuple[str, int]]:
+    """Cut a name in pieces; each comes with where it begins in the name, in a text that has a space put in front.
 
-
-def _can_be_cut(part: Part) -> bool:
-    return part[1] - part[0] >= 2 * LEAST_PIECE
-
-
-def _thirds(part: Part) -> list[Part]:
-    start, end = part
-    size = end - start
-    return [(start, start + size // 3), (start + size // 3, start + 2 * size // 3), (start + 2 * size // 3, end)]
-
-
-def _halves(part: Part) -> list[Part]:
-    """Cut a part in two; of a long part omit the middle character: two swapped letters then damage one half."""
-    start, end = part
-    middle = (start + end) // 2
-    return [(start, middle), (middle + (end - start >= WITH_GAP), end)]
-
-
-def _piece(name: str, part: Part) -> str:
-    """Return the text of a piece, with a space where it touches an end of the name (in scripts with spaces)."""
-    start, end = part
-    # The space anchors the piece at a word boundary, so that it is not found in the middle of longer words.
-    before = " " if start == 0 and not is_wide(name[0]) else ""
-    after = " " if end == len(name) and not is_wide(name[-1]) else ""
-    return f"{before}{name[start:end]}{after}"
-
-
-def _bare(name: str) -> str:
-    """Return a name without its leading article."""
-    first, _, rest = name.partition(" ")
-    return rest if rest and first in ("a", "an", "the") else name
-
-
-def _digits(text: str) -> list[str]:
-    return [c for c in text if c.isdigit()]
-
-
-def _only_typos(window: str, name: str) -> bool:
-    """Return whether a place differs from a name by typos only.
-
-    A word may have one typo per four letters, the name one per six characters, and each at least one. If the numbers of
-    words differ, a space was typed or left out, and one typo is allowed besides.
+    A space where a piece touches an end of the name anchors it at a word boundary, in scripts that have spaces. Between
+    two halves one character is left out: two swapped letters then damage one of them.
     """
-    words, others = window.split(), name.split()
-    if len(words) != len(others):  # a space was typed or left out
-        return distance(window.replace(" ", ""), name.replace(" ", "")) <= 1
-    pairs = zip(words, others, strict=True)
-    return distance(window, name) <= max(1, len(name) // 6) and all(
-        distance(word, other) <= max(1, len(other) // 4) for word, other in pairs
-    )
+    padded = f"{'' if is_wide(name[0]) else ' '}{name}{'' if is_wide(name[-1]) else ' '}"
+    size, shift = len(padded), int(is_wide(name[0]))
+    if len(name) >= THREE_PIECES:
+        cuts = [(0, size // 3), (size // 3, 2 * size // 3), (2 * size // 3, size)]
+    else:
+        cuts = [(0, size // 2), (size // 2 + (size > 10), size)]
+    return [(padded[start:end], start + shift) for start, end in cuts]
 
 
 READ = 4000  # characters of the text are compared
@@ -214,17 +126,10 @@ SHORT_NAME = 6  # characters: shorter names are similar to something in any text
 
 
 def closest_names(text: str, names: Sequence[str], most: int) -> list[str]:
-    """Return the names most similar to some part of a text, by `rapidfuzz.fuzz.partial_ratio`; longer names win ties.
+    """Return the `most` names most similar to some part of a text, in the given order; longer names win ties.
 
-    Every name is compared: a hundred thousand take about a second.
-
-    Args:
-        text: Any text; its first 4,000 characters are read.
-        names: Any names, each once.
-        most: Maximum number of names to return.
-
-    Returns:
-        The names in the given order.
+    Every name is compared by `rapidfuzz.fuzz.partial_ratio`: a hundred thousand take about a second. The first 4,000
+    characters of the text are read.
 
     Example:
         >>> closest_names("who wrote the skeletn songs?", ["Night", "The Skeleton Songs", "The Locksmith's Dream"], 1)
@@ -294,7 +199,7 @@ class KeyFinder:
         self._folded = list(forms)
         self._surfaces = [tuple(surfaces) for surfaces in forms.values()]
         self._automaton = AhoCorasick(self._folded, store_patterns=False)
-        self._pieces = QGramIndex(self._folded, min_score) if min_score is not None else None
+        self._similar = FuzzyIndex(self._folded, min_score) if min_score is not None else None
 
     def find(self, text: str) -> list[NameMatch]:
         """Find the names in a text.
@@ -311,22 +216,12 @@ class KeyFinder:
             The matches in order of place; `[]` for none.
         """
         folded = fold(text)
-        plain = list(self._plain(text, folded))
-        fuzzy = self._fuzzy(folded)
-        if not (plain or fuzzy):
-            return []
-        # One byte per character: `find(1, start, end)` tells in C whether a place overlaps with what was marked before.
-        hidden = bytearray(len(text))
-        for (_, start, end, *_), *_ in _larger(fuzzy, plain, len(text)):
-            hidden[start:end] = b"\x01" * (end - start)
-        plain = [group for group in plain if hidden.find(1, group[0].start, group[0].end) < 0]
-        taken, chosen = bytearray(len(text)), list[NameMatch]()
-        for group in sorted([*plain, *fuzzy], key=_order):
-            start, end = group[0].start, group[0].end
-            if taken.find(1, start, end) < 0:
-                taken[start:end] = b"\x01" * (end - start)
-                chosen += group
-        return sorted(chosen, key=lambda found: found.start)
+        plain = _pick(sorted(self._plain(text, folded), key=_order), len(text))
+        fuzzy = sorted(self._fuzzy(folded), key=_order)
+        places = sorted((group[0].start, group[0].end) for group in plain)
+        larger = [group for group in fuzzy if _is_larger(group[0], places)]
+        chosen = _pick([*larger, *plain, *fuzzy], len(text))
+        return sorted((found for group in chosen for found in group), key=lambda found: found.start)
 
     def _plain(self, text: str, folded: FoldedText) -> Iterator[list[NameMatch]]:
         """Yield the matches without typos, grouped by place."""
@@ -334,22 +229,20 @@ class KeyFinder:
             for match in self._symbols.finditer(text):
                 yield [NameMatch(self._keys[match.group()], *match.span(), 100, "exact")]
         matches = self._automaton.find_matches_as_indexes(folded.text, overlapping=True)
-        borders = WordBoundaries(folded.text if matches else "")
+        starts, ends = word_boundaries(folded.text if matches else "")
         for number, start, end in matches[:MOST]:
             # The automaton also matches inside words: keep what begins and ends at word boundaries.
-            if start in borders.starts and end in borders.ends:
+            if start in starts and end in ends:
                 found = self._spelled(text, folded, number, start, end)
                 if found:
                     yield found
 
-    def _fuzzy(self, folded: FoldedText) -> list[list[NameMatch]]:
-        """Return the matches with typos, grouped by place."""
-        places: dict[tuple[int, int], list[NameMatch]] = {}
-        for near in self._pieces.find(folded.text) if self._pieces else ():
-            span = folded.span(near.start, near.end)
-            keys = self._keys_of(self._surfaces[near.name])
-            places.setdefault(span, []).extend(NameMatch(key, *span, near.score, "fuzzy") for key in keys)
-        return list(places.values())
+    def _fuzzy(self, folded: FoldedText) -> Iterator[list[NameMatch]]:
+        """Yield the matches with typos, grouped by place."""
+        for place, (score, numbers) in (self._similar.find(folded.text) if self._similar else {}).items():
+            span = folded.span(*place)
+            surfaces = [surface for number in numbers for surface in self._surfaces[number]]
+            yield [NameMatch(key, *span, score, "fuzzy") for key in self._keys_of(surfaces)]
 
     def _spelled(self, text: str, folded: FoldedText, number: int, start: int, end: int) -> list[NameMatch]:
         """Return the names that normalize to the text at a place: the one spelled exactly so, else all."""
@@ -382,16 +275,23 @@ def _order(group: list[NameMatch]) -> tuple[bool, float, int, int, int]:
     return found.kind == "fuzzy", -found.score, found.start - found.end, RANKS[found.kind], found.start
 
 
-def _larger(fuzzy: Iterable[list[NameMatch]], plain: Iterable[list[NameMatch]], size: int) -> list[list[NameMatch]]:
-    """Return fuzzy matches that contain all plain matches they overlap and are twice as long as each."""
-    longest, within = array("I", bytes(4 * size)), bytearray(size + 1)  # at each character; whether one goes on there
-    for length, start in sorted((group[0].end - group[0].start, group[0].start) for group in plain):
-        longest[start : start + length] = array("I", [length]) * length
-        within[start + 1 : start + length] = b"\x01" * (length - 1)
-    # A plain match that crosses an end of the fuzzy one (`within`) is not contained in it.
-    spans = ((group, group[0].start, group[0].end) for group in fuzzy)
-    return [
-        group
-        for group, start, end in spans
-        if not (within[start] or within[end]) and 2 * max(longest[start:end]) <= end - start
-    ]
+def _pick(groups: Iterable[list[NameMatch]], size: int) -> list[list[NameMatch]]:
+    """Return the groups that overlap with none that comes before them, in a text of this size."""
+    # One byte per character: `find(1, start, end)` tells in C whether a place overlaps with what was taken before.
+    taken, chosen = bytearray(size), list[list[NameMatch]]()
+    for group in groups:
+        start, end = group[0].start, group[0].end
+        if taken.find(1, start, end) < 0:
+            taken[start:end] = b"\x01" * (end - start)
+            chosen.append(group)
+    return chosen
+
+
+def _is_larger(found: NameMatch, places: Sequence[Place]) -> bool:
+    """Return whether a match contains all of these places that it overlaps with, and is twice as long as each."""
+    for start, end in places[bisect_right(places, found.start, key=lambda place: place[1]) :]:
+        if start >= found.end:
+            break
+        if start < found.start or end > found.end or 2 * (end - start) > found.end - found.start:
+            return False
+    return True

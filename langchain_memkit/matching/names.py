@@ -15,18 +15,6 @@ from rapidfuzz import fuzz
 
 from langchain_memkit.matching.normalize import fold_text
 
-__all__ = [
-    "KINDS",
-    "PERSON",
-    "Relation",
-    "compatible",
-    "display_form",
-    "is_common_word",
-    "kind_of",
-    "name_key",
-    "relation",
-]
-
 PERSON = "PERSON"
 KINDS = ("PERSON", "ORG", "GPE", "LOC", "FAC", "NORP", "PRODUCT", "EVENT", "WORK_OF_ART")
 """Entity types that are kept, by spaCy's labels; spaCy's other types, such as dates and numbers, are dropped."""
@@ -159,33 +147,18 @@ def name_key(text: str, *, given: bool = False) -> str | None:
 
 
 def kind_of(label: str) -> str | None:
-    """Convert an extractor's label to spaCy's labels; None for types that are dropped.
-
-    Example:
-        >>> kind_of("person"), kind_of("DATE"), kind_of("programming language")
-        ('PERSON', None, 'PROGRAMMING LANGUAGE')
-    """
+    """Convert an extractor's label to spaCy's labels; None for types that are dropped."""
     plain = label.strip().upper()
     return None if plain in DROPPED else OTHER_WORDS.get(plain, plain)
 
 
 def is_common_word(key: str) -> bool:
-    """Return whether a name is a common English word too, so that a text may mean the word and not the name.
-
-    Example:
-        >>> is_common_word("will"), is_common_word("harrison")
-        (True, False)
-    """
+    """Return whether a name is a common English word too, so that a text may mean the word and not the name."""
     return all(word in ORDINARY for word in key.split())
 
 
 def compatible(a: str, b: str) -> bool:
-    """Return whether one thing may have both types; an empty type is compatible with all.
-
-    Example:
-        >>> compatible("ORG", "PRODUCT"), compatible("ORG", "GPE"), compatible("", "GPE")
-        (True, False, True)
-    """
+    """Return whether one thing may have both types; an empty type is compatible with all."""
     return not a or not b or a == b or any({a, b} <= group for group in TOGETHER)
 
 

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_right
 from functools import lru_cache
 
 from langchain_memkit._unicode import few_marks
 
-__all__ = ["FoldedText", "WordBoundaries", "fold", "fold_text", "is_wide"]
-
 ZERO_WIDTH_SPACE = "\u200b"  # a format character that ends a word; the others stand within words
 WORD = re.compile(r"\S+")
 LONG = 40  # characters: longer combining sequences are not cached
-FEW = 20  # lookups in a text; for more of them building the whole map is cheaper
 ASCII = str.maketrans({i: chr(i).lower() if chr(i).isalnum() else " " for i in range(128)})
 
 
 class FoldedText:
     """A normalized text with a map to the original.
 
-    Attributes:
+    Args:
         text: Letters, digits and their combining marks; words are separated by one space.
+        maps: For each character of `text`, where the part of the original that it came from begins and ends.
+        chars: In place of these maps, for ASCII: the text as long as the original, with spaces for what is left out.
     """
 
-    __slots__ = ("_asked", "_chars", "_maps", "_words", "text")
+    __slots__ = ("_chars", "_maps", "_words", "text")
 
     def __init__(self, text: str, maps: tuple[list[int], list[int]] | None = None, chars: str = "") -> None:
         self.text = text
         self._maps = maps
-        self._chars = chars  # ASCII only: as long as the original, with a space for each character that is left out
-        self._words: list[int] | None = None
-        self._asked = 0
-
-    @property
-    def maps(self) -> tuple[list[int], list[int]]:
-        """Return, for each character of `text`, where the part of the original that it came from begins and ends."""
-        if self._maps is None:
-            self._maps = _mapped(self._chars, [*range(len(self._chars))], [*range(1, len(self._chars) + 1)])[1]
-        return self._maps
+        self._chars = chars
+        self._words: tuple[list[int], list[int]] | None = None
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Return the place in the original that `text[start:end]` came from; the range must not be empty.
@@ -47,29 +39,18 @@ class FoldedText:
             >>> fold("Hello, Straße!").span(6, 13)
             (7, 13)
         """
-        # Most texts hold few names: their places are computed one by one, and the map is built only if many are asked
-        # for.
-        self._asked += 1
-        if self._maps is None and self._asked < FEW and self.text[start] != " " != self.text[end - 1]:
-            return self._place(start), self._place(end - 1) + 1
-        return self.maps[0][start], self.maps[1][end - 1]
-
-    def _place(self, i: int) -> int:
-        """Return the place of one letter of an ASCII text, without building the whole map."""
+        if self._maps is not None:
+            return self._maps[0][start], self._maps[1][end - 1]
+        # Words are the same in both texts, only the gaps differ: find the word, then add the offset in it.
         if self._words is None:
-            self._words = [match.start() for match in WORD.finditer(self._chars)]
-        # Words are the same in both texts, only the gaps differ: find the word by counting spaces, then add the offset
-        # in it.
-        return self._words[self.text.count(" ", 0, i)] + i - self.text.rfind(" ", 0, i) - 1
+            self._words = [m.start() for m in WORD.finditer(self.text)], [m.start() for m in WORD.finditer(self._chars)]
+        here, there = self._words
+        first, last = bisect_right(here, start) - 1, bisect_right(here, end - 1) - 1
+        return there[first] + start - here[first], there[last] + end - here[last]
 
 
 def fold_text(text: str) -> str:
-    """Return the text of `fold(text)`; faster, without the map.
-
-    Example:
-        >>> fold_text("Harrison's  O'Brien-Straße!")
-        'harrison s o brien strasse'
-    """
+    """Return the text of `fold(text)`; faster, without the map."""
     if text.isascii():
         return " ".join(text.translate(ASCII).split())
     bare = "".join(c for c in text if not _unseen(c))
@@ -110,27 +91,23 @@ def fold(text: str) -> FoldedText:
         pieces.append(piece)
         begins += [start] * len(piece)
         finishes += [end] * len(piece)
-    return FoldedText(*_mapped("".join(pieces), begins, finishes))
-
-
-def _mapped(chars: str, starts: list[int], ends: list[int]) -> tuple[str, tuple[list[int], list[int]]]:
-    """Collapse white space to one space between words, and build the maps of the result."""
+    # Collapse white space to one space between words, in the maps as well.
     words: list[str] = []
-    begins: list[int] = []
-    finishes: list[int] = []
-    for match in WORD.finditer(chars):
+    first_of: list[int] = []
+    last_of: list[int] = []
+    for match in WORD.finditer("".join(pieces)):
         word = _based(match.group())
         if not word:
             continue
         first, last = match.end() - len(word), match.end()
         if words:  # the space maps to all that lies between two words; both words may come from one character: "¼"
-            between = sorted((finishes[-1], starts[first]))
-            begins.append(between[0])
-            finishes.append(between[1])
+            between = sorted((last_of[-1], begins[first]))
+            first_of.append(between[0])
+            last_of.append(between[1])
         words.append(word)
-        begins += starts[first:last]
-        finishes += ends[first:last]
-    return " ".join(words), (begins, finishes)
+        first_of += begins[first:last]
+        last_of += finishes[first:last]
+    return FoldedText(" ".join(words), (first_of, last_of))
 
 
 def _normal(text: str) -> str:
@@ -173,47 +150,25 @@ WIDE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 SPACED_WORD = re.compile(rf"{WIDE.pattern}|[^ ]+?(?={WIDE.pattern}| |$)")
-NEAREST_FIRST = (0, -1, 1, -2, 2)  # characters by which typos may move a boundary, the nearest first
 
 
 def is_wide(char: str) -> bool:
-    """Return whether a character belongs to a script without spaces between words.
-
-    Example:
-        >>> is_wide("日"), is_wide("a")
-        (True, False)
-    """
+    """Return whether a character belongs to a script without spaces between words."""
     return char > "\u0dff" and WIDE.match(char) is not None
 
 
-class WordBoundaries:
-    """Word boundaries of one normalized text.
-
-    Attributes:
-        starts: Positions at which words begin.
-        ends: Positions at which words end.
+def word_boundaries(text: str) -> tuple[set[int], set[int]]:
+    """Return the positions at which the words of a normalized text begin, and those at which they end.
 
     Example:
-        >>> borders = WordBoundaries("the skeleton songs")
-        >>> 4 in borders.starts, borders.starts_near(5), borders.ends_near(11)
-        (True, (4,), (12,))
+        >>> starts, ends = word_boundaries("the skeleton songs")
+        >>> 4 in starts, nearby(5, starts), nearby(11, ends)
+        (True, [4], [12])
     """
+    words = [match.span() for match in SPACED_WORD.finditer(text)]
+    return {start for start, _ in words}, {end for _, end in words}
 
-    def __init__(self, text: str) -> None:
-        words = [match.span() for match in SPACED_WORD.finditer(text)]
-        self.starts = {start for start, _ in words}
-        self.ends = {end for _, end in words}
-        self._near_starts: dict[int, tuple[int, ...]] = {}
-        self._near_ends: dict[int, tuple[int, ...]] = {}
 
-    def starts_near(self, place: int) -> tuple[int, ...]:
-        """Return the word beginnings at most two characters from a place, the nearest first."""
-        if place not in self._near_starts:
-            self._near_starts[place] = tuple(place + i for i in NEAREST_FIRST if place + i in self.starts)
-        return self._near_starts[place]
-
-    def ends_near(self, place: int) -> tuple[int, ...]:
-        """Return the word ends at most two characters from a place, the nearest first."""
-        if place not in self._near_ends:
-            self._near_ends[place] = tuple(place + i for i in NEAREST_FIRST if place + i in self.ends)
-        return self._near_ends[place]
+def nearby(place: int, boundaries: set[int]) -> list[int]:
+    """Return the boundaries at most two characters from a place, the nearest first."""
+    return [place + i for i in (0, -1, 1, -2, 2) if place + i in boundaries]

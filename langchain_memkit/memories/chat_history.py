@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -12,22 +12,11 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._histories import add_messages, clear_messages, is_native
-from langchain_memkit._sync import ClosingMixin, Step, adrive, drive
-from langchain_memkit.base import (
-    CONTEXT,
-    GetSessionHistory,
-    Memory,
-    Preprocessor,
-    SessionInfo,
-    TurnContext,
-    check_id,
-    safe_repr,
-)
+from langchain_memkit._histories import add_messages, clear_messages, is_native, load_history
+from langchain_memkit._sync import Step, adrive, drive
+from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, TurnContext, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.preprocessors.budget import load
-
-__all__ = ["ChatHistoryMemory", "ChatHistoryMemoryFactory"]
+from langchain_memkit.memories.fanout import ForwardingFactory, takes_user
 
 
 class ChatHistoryMemory(Memory):
@@ -132,7 +121,7 @@ class ChatHistoryMemory(Memory):
         # Preprocessors find the history and the new input in the config, as in a chain.
         context = TurnContext([HumanMessage(str(query))] if query else [])
         config: RunnableConfig = {"configurable": {"message_history": self.history, CONTEXT: context}}
-        view = await load(self.history, self.preprocessor, config, native=self._native)
+        view = await load_history(self.history, self.preprocessor, config, native=self._native)
         # The turn begins here: its save hands this epoch back, and is refused if the session was cleared in between.
         self._at = {"epoch": view.epoch, "since": view.read_at}
         context.past = view.messages
@@ -163,7 +152,7 @@ class ChatHistoryMemory(Memory):
             await Step(partial(chain.clear, *ids), partial(chain.aclear, *ids))
 
 
-class ChatHistoryMemoryFactory(ClosingMixin):
+class ChatHistoryMemoryFactory(ForwardingFactory):
     """Callable that makes the `ChatHistoryMemory` of a session.
 
     Returned by `ChatHistoryMemory.factory`. `setup`, `list_sessions` and `purge` are forwarded to the histories'
@@ -174,14 +163,14 @@ class ChatHistoryMemoryFactory(ClosingMixin):
         if inspect.iscoroutinefunction(get_session_history):
             msg = "ChatHistoryMemory.factory needs a get_session_history that is not async"
             raise ConfigurationError(msg)
-        self._histories: Any = get_session_history
-        self._takes_user = "user_id" in inspect.signature(get_session_history).parameters
+        self._makers = [get_session_history]
+        self._takes_user = takes_user(get_session_history)
         self._preprocessor = preprocessor
         self._read_only = read_only
 
     def __repr__(self) -> str:
         """Show the histories' factory."""
-        return f"ChatHistoryMemoryFactory({safe_repr(self._histories)})"
+        return f"ChatHistoryMemoryFactory({safe_repr(self._makers[0])})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ChatHistoryMemory:
         """Return the memory of a session; no I/O.
@@ -189,49 +178,12 @@ class ChatHistoryMemoryFactory(ClosingMixin):
         Raises:
             ConfigurationError: There is a `user_id`, but `get_session_history` cannot take one.
         """
-        args = [check_id(session_id, "session_id")]
+        check_id(session_id, "session_id")
         if user_id is not None and not self._takes_user:
             msg = "get_session_history takes no user_id, so users would share conversations"
             raise ConfigurationError(msg)
         owner = {} if user_id is None else {"user_id": check_id(user_id, "user_id")}
-        return ChatHistoryMemory(self._histories(*args, **owner), self._preprocessor, read_only=self._read_only)
-
-    def setup(self) -> None:
-        """Set up the histories' store, if their factory has a `setup`."""
-        if hasattr(self._histories, "setup"):
-            self._histories.setup()
-
-    async def asetup(self) -> None:
-        """Run `setup` asynchronously."""
-        if hasattr(self._histories, "asetup"):
-            await self._histories.asetup()
-
-    def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Return the user's sessions as the histories' factory lists them, the last used first.
-
-        Raises:
-            AttributeError: That factory has no `list_sessions`.
-        """
-        return self._histories.list_sessions(user_id)  # type: ignore[no-any-return]  # any factory
-
-    async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
-        """Run `list_sessions` asynchronously.
-
-        Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
-        """
-        return await self._histories.alist_sessions(user_id)  # type: ignore[no-any-return]  # any factory
-
-    def purge(self, user_id: str) -> Mapping[str, int]:
-        """Delete all histories of a user through the histories' factory; part of `purge_user`.
-
-        Raises:
-            AttributeError: That factory has no `purge`.
-        """
-        return self._histories.purge(user_id)  # type: ignore[no-any-return]  # any factory
-
-    async def apurge(self, user_id: str) -> Mapping[str, int]:
-        """Run `purge` asynchronously."""
-        return await self._histories.apurge(user_id)  # type: ignore[no-any-return]  # any factory
+        return ChatHistoryMemory(self._makers[0](session_id, **owner), self._preprocessor, read_only=self._read_only)
 
     def close(self) -> None:
         """Do nothing: the histories' factory belongs to the caller."""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import methodcaller
 from typing import Any, Literal, TypeAlias
 
 from langchain_memkit._histories import epoch_at, has_native, stored_ids
-from langchain_memkit._sync import Step, gather
-from langchain_memkit.base import Memory, SavedTurn, describe_error, utc_now
-from langchain_memkit.errors import HistoryReadError, MemoryReadError, MemoryWriteError
+from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, gather
+from langchain_memkit.base import Memory, SavedTurn, SessionInfo, check_id, describe_error, utc_now
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
-
-__all__ = [
-    "LOAD_ERROR",
-    "OnLoadError",
-    "call_all",
-    "load_failure",
-    "name_of",
-    "notify_memories",
-    "save_all",
-    "undo_if_deleted",
-]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -36,14 +29,20 @@ OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError]
 """Policy for a memory that cannot be loaded; a callable is called with the error."""
 
 
-def name_of(memory: Any) -> str:
+def name_of(memory: object) -> str:
     """Return the name of a memory's kind for reports; never what it holds."""
     if isinstance(memory, RetrieverMemory):
         return repr(memory)
     return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
 
 
-def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
+def takes_user(maker: Callable[..., object]) -> bool:
+    """Return whether a function that makes histories or memories can be called with `user_id`."""
+    parameters = inspect.signature(maker).parameters
+    return "user_id" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def load_failure(memory: object, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
     """Return the error to raise and the event data to send for a memory that could not be loaded."""
     name = name_of(memory)
     failure = MemoryReadError(f"{name} could not be loaded: {describe_error(error)}")
@@ -51,17 +50,15 @@ def load_failure(memory: Any, error: Exception) -> tuple[MemoryReadError, dict[s
     return failure, {"memory": name, "error": type(error).__name__, "message": str(failure)}
 
 
-async def call_all(parts: Sequence[Any], verb: str, *args: Any) -> list[Any]:
+async def call_all(parts: Sequence[object], verb: str, *args: object) -> list[Any]:
     """Call a method of each part, the first part before the others, and return the results in order.
 
     The first part is the transcript if there is one. All parts are called even if one fails; then the first error is
     raised and the others are logged.
     """
-    results: list[Any] = []
     # The transcript goes first: once it is cleared, turns that began before are refused by it (if it is one of our
     # histories), and so reach no other memory.
-    for some in (parts[:1], parts[1:]):
-        results += await _verb_of(some, verb, *args)
+    results = [*await _call_each(parts[:1], verb, *args), *await _call_each(parts[1:], verb, *args)]
     failed = _first_failure(parts, results, verb)
     if failed:
         raise failed[1]
@@ -69,17 +66,11 @@ async def call_all(parts: Sequence[Any], verb: str, *args: Any) -> list[Any]:
 
 
 async def notify_memories(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> None:
-    """Save a turn in memories after it was stored in one of our histories.
+    """Save a turn in memories after it was stored in one of our histories; its epoch and expiry are set here.
 
     If the turn was erased (clear, purge, expiry) it is not saved; if it is erased while memories save it, it is deleted
-    from them again.
-
-    Args:
-        memories: The memories of the chain or agent.
-        turn: The turn as it was stored; its epoch and expiry are set here.
-        history: The history that stores it.
-        seq: Its position, if the epoch has to be looked up there: the first turn of a session draws one. None if the
-            turn knows its epoch.
+    from them again. `seq` is its position, if the epoch has to be looked up there: the first turn of a session draws
+    one. None if the turn knows its epoch.
 
     Raises:
         MemoryWriteError: The turn is stored, but a memory could not save it, or the history could not be read.
@@ -109,8 +100,7 @@ async def save_all(memories: Sequence[Memory], turn: SavedTurn) -> None:
         MemoryWriteError: The first failure, after all were tried.
     """
     writing = [memory for memory in memories if not memory.read_only]
-    results = await _verb_of(writing, "save", turn) if writing else []
-    failed = _first_failure(writing, results, "save")
+    failed = _first_failure(writing, await _call_each(writing, "save", turn), "save")
     if failed:
         name, error = failed
         msg = f"the turn is stored, but {name} was not told of it: {describe_error(error)}"
@@ -127,21 +117,96 @@ async def undo_if_deleted(memories: Collection[Memory], turn: SavedTurn, history
     # Their own write has already checked that the session still exists, which saves the query below.
     able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
-    if able and ids and has_native(history, "astored_ids"):
-        stored = await stored_ids(history, ids)
-        if not stored:
-            await call_all(able, "forget_messages", ids)
+    if able and ids and has_native(history, "astored_ids") and not await stored_ids(history, ids):
+        await call_all(able, "forget_messages", ids)
 
 
-def _verb_of(parts: Sequence[Any], verb: str, *args: Any) -> Step[list[Any]]:
-    def step(part: Any) -> Step[Any]:
-        return Step(lambda: getattr(part, verb)(*args), lambda: getattr(part, f"a{verb}")(*args))
-
-    return gather([step(part) for part in parts])
+def _call_each(parts: Sequence[object], verb: str, *args: object) -> Step[list[Any]]:
+    call, acall = methodcaller(verb, *args), methodcaller(f"a{verb}", *args)
+    return gather([Step(partial(call, part), partial(acall, part)) for part in parts])
 
 
-def _first_failure(parts: Sequence[Any], results: Sequence[Any], verb: str) -> tuple[str, Exception] | None:
+def _first_failure(parts: Sequence[object], results: Sequence[object], verb: str) -> tuple[str, Exception] | None:
     failures = [(name_of(part), r) for part, r in zip(parts, results, strict=True) if isinstance(r, Exception)]
     for name, error in failures[1:]:
         logger.error("%s.%s failed as well: %s", name, verb, describe_error(error))
     return failures[0] if failures else None
+
+
+class ForwardingFactory(ClosingMixin):
+    """Base class of factories of memories that forward `setup`, `list_sessions`, `purge` and `close` to others."""
+
+    _makers: Sequence[Any]
+
+    def setup(self) -> None:
+        """Set up the stores of all factories that have a `setup`."""
+        drive(call_all(self._able("setup"), "setup"))
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await adrive(call_all(self._able("setup"), "setup"))
+
+    def _able(self, verb: str) -> list[Any]:
+        """Return the factories that have a method."""
+        return [maker for maker in self._makers if hasattr(maker, verb)]
+
+    def list_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+        """Return the sessions that the user has in any of the memories, the last used first; None: without an owner.
+
+        Raises:
+            ConfigurationError: None of the factories can list sessions.
+        """
+        return drive(self._list_sessions(user_id))
+
+    async def alist_sessions(self, user_id: str | None = None) -> list[SessionInfo]:
+        """Run `list_sessions` asynchronously; it returns a list, not an async iterator."""
+        return await adrive(self._list_sessions(user_id))
+
+    async def _list_sessions(self, user_id: str | None) -> list[SessionInfo]:
+        if user_id is not None:
+            check_id(user_id, "user_id")
+        able = self._able("list_sessions")
+        if not able:
+            msg = "none of the factories has list_sessions; that of the histories has"
+            raise ConfigurationError(msg)
+        lists = await call_all(able, "list_sessions", user_id)
+        # In reverse, so that of a session in several memories the primary's record is kept, then that of the first
+        # secondary.
+        found = {info.session_id: info for infos in reversed(lists) for info in infos}
+        undated = datetime.min.replace(tzinfo=UTC)
+        return sorted(found.values(), key=lambda info: info.updated_at or undated, reverse=True)
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Delete everything of a user in every memory; part of `purge_user`.
+
+        Returns:
+            Counts of what was deleted, by kind: `{"sessions": 2, "turns": 9, "facts": 7}`.
+
+        Raises:
+            ConfigurationError: A factory has no `purge`; nothing was deleted.
+            HistoryWriteError: A store failed; the others were tried, and calling again finishes the work.
+        """
+        return drive(self._purge(check_id(user_id, "user_id")))
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Run `purge` asynchronously."""
+        return await adrive(self._purge(check_id(user_id, "user_id")))
+
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        # Check all before deleting anything: a purge that skips a memory would leave the user's data behind unnoticed.
+        unable = [name_of(maker) for maker in self._makers if not hasattr(maker, "purge")]
+        if unable:
+            msg = f"{unable[0]} has no purge(user_id), so the user would not be forgotten; nothing was deleted"
+            raise ConfigurationError(msg)
+        total: Counter[str] = Counter()
+        for count in await call_all(self._makers, "purge", user_id):
+            total.update(count)
+        return dict(total)
+
+    def close(self) -> None:
+        """Close all factories that have a `close`."""
+        drive(call_all(self._able("close"), "close"))
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        await adrive(call_all(self._able("close"), "close"))

@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._histories import has_native, read_messages, stored_ids
-from langchain_memkit._sync import ClosingMixin, Step, adrive, drive
-from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, safe_repr
+from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, drive
+from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, Turn, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
-
-__all__ = [
-    "DerivedMemory",
-    "DerivedMemoryFactory",
-    "Segment",
-    "check_writable",
-    "erased_messages",
-    "history_of",
-    "read_transcript",
-    "segment_of",
-    "segments_of",
-]
+from langchain_memkit.memories.fanout import takes_user
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """Date of messages whose date is unknown."""
 
 
 class Segment(NamedTuple):
-    """Messages that were stored together, e.g. one turn.
-
-    Attributes:
-        messages: The messages, oldest first.
-        at: When they were stored; None if unknown.
-        epoch: Epoch of the session; 0 if unknown.
-        expires_at: When they expire; None for never.
-        native: Whether they are a row of our own, whose message ids can be looked up.
-    """
+    """Messages that were stored together, e.g. one turn, oldest first."""
 
     messages: Sequence[BaseMessage]
-    at: datetime | None
-    epoch: int = 0
+    at: datetime | None  # when they were stored; None if unknown
+    epoch: int = 0  # of the session; 0 if unknown
     expires_at: datetime | None = None
-    native: bool = False
+    native: bool = False  # whether they are a row of our own, whose message ids can be looked up
+
+    @classmethod
+    def of_turn(cls, messages: Sequence[BaseMessage], at: datetime) -> Segment:
+        """Return a turn that is being saved; a `SavedTurn` knows epoch and expiry."""
+        return cls(messages, at, getattr(messages, "epoch", 0), getattr(messages, "expires_at", None), native=True)
+
+    @property
+    def has_ids(self) -> bool:
+        """Return whether the history can later be asked for the message ids.
+
+        That is so for our rows, and for histories of other packages (`at` is None), which are read as a whole; not for
+        rows of other packages that our history reads.
+        """
+        return self.native or self.at is None
 
 
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step[Any]:
@@ -56,89 +50,53 @@ def history_of(get_session_history: GetSessionHistory, session_id: str, user_id:
 
     A callable that cannot take `user_id` is refused: dropping the id would mix the users' conversations.
     """
-
-    def sync() -> Any:
-        parameters = inspect.signature(get_session_history).parameters
-        if "user_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            msg = "get_session_history must take user_id: this memory is of one user"
-            raise ConfigurationError(msg)
-        history = get_session_history(session_id, user_id=user_id)
-        if inspect.isawaitable(history):
-            # A coroutine that nobody awaits would warn when it is collected; the error below says what to do.
-            if inspect.iscoroutine(history):
-                history.close()
-            msg = "get_session_history is async, so use the async verbs"
-            raise ConfigurationError(msg)
-        return history
-
-    async def asynchronous() -> Any:
-        if inspect.iscoroutinefunction(get_session_history):
-            return await get_session_history(session_id, user_id=user_id)
-        return await asyncio.to_thread(sync)
-
-    return Step(sync, asynchronous)
-
-
-def segments_of(history: Any) -> Step[list[Segment]]:
-    """Make a step that reads a whole history, oldest first."""
-
-    async def aturns() -> list[Segment]:
-        return [segment_of(turn) async for turn in history.aiter_turns()]
-
-    messages = read_messages(history)
-
-    async def amessages() -> list[Segment]:
-        return [Segment(await messages.asynchronous(), None)]
-
-    if has_native(history, "iter_turns"):
-        return Step(lambda: [segment_of(turn) for turn in history.iter_turns()], aturns)
-    return Step(lambda: [Segment(messages.sync(), None)], amessages)
+    if not takes_user(get_session_history):
+        msg = "get_session_history must take user_id: this memory is of one user"
+        raise ConfigurationError(msg)
+    call = partial(get_session_history, session_id, user_id=user_id)
+    return call_user_function(call, name="get_session_history")
 
 
 async def read_transcript(
     history: Any, get_session_history: GetSessionHistory | None, session_id: str, user_id: str
-) -> Sequence[Segment]:
-    """Return the whole history, oldest first; without `history` that of `get_session_history`.
-
-    Raises:
-        ConfigurationError: There is neither, or the callable cannot take `user_id`.
-    """
+) -> list[Segment]:
+    """Return the whole history, oldest first; without `history` that of `get_session_history`."""
     if history is None:
         if get_session_history is None:
             msg = "rebuild() needs the session's history, or a memory with get_session_history"
             raise ConfigurationError(msg)
         history = await history_of(get_session_history, session_id, user_id)
-    return await segments_of(history)
+    if not has_native(history, "iter_turns"):
+        return [Segment(await read_messages(history), None)]
 
+    async def collect() -> list[Turn]:
+        return [turn async for turn in history.aiter_turns()]
 
-def segment_of(turn: Any) -> Segment:
-    """Convert a turn of one of our histories."""
+    turns = await Step(lambda: list[Turn](history.iter_turns()), collect)
     # rows of other packages have no position (`seq` is 0), and their message ids cannot be looked up
-    return Segment(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq))
+    return [Segment(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq)) for turn in turns]
 
 
 async def erased_messages(
-    get_session_history: GetSessionHistory | None, user_id: str, wanted: Mapping[str, Collection[str]]
+    get_session_history: GetSessionHistory | None, user_id: str, asked: Iterable[tuple[str, str]]
 ) -> set[tuple[str, str]]:
-    """Return the (session, message id) of messages that are no longer in their histories: one query per session.
+    """Return those of the asked (session, message id) that are no longer in their history: one query per session.
 
     A history of another package is read as a whole.
-
-    Args:
-        get_session_history: Makes the histories; None to return an empty set.
-        user_id: The user.
-        wanted: Message ids by session.
     """
-    erased: set[tuple[str, str]] = set()
     if get_session_history is None:
-        return erased
+        return set()
+    wanted: dict[str, set[str]] = {}
+    for session, message in asked:
+        wanted.setdefault(session, set()).add(message)
+    erased: set[tuple[str, str]] = set()
     for session, ids in wanted.items():
         history = await history_of(get_session_history, session, user_id)
         if has_native(history, "stored_ids"):
             found = await stored_ids(history, sorted(ids))
         else:
             found = {message.id for message in await read_messages(history) if message.id}
-        erased |= {(session, message) for message in set(ids) - found}
+        erased |= {(session, message) for message in ids - found}
     return erased
 
 
@@ -155,17 +113,14 @@ def check_writable(core: Any) -> None:
 class DerivedMemory(Memory):
     """Base class of a memory of one session and its user that is derived from transcripts.
 
-    A subclass has the sync methods with their docstrings, and the flows behind both the sync and the async ones.
-
-    Attributes:
-        _core: Options and collaborators, shared by all memories of a factory.
+    A subclass has the flows behind these methods; `_core` holds what all memories of a factory share.
     """
 
     save_was_checked: bool = False
     """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
 
     _core: Any
-    _fetched: Any = None
+    _fetched: object = None
     _session: str
     _user: str
 
@@ -181,10 +136,8 @@ class DerivedMemory(Memory):
         self.user_id = self._user = check_id(user_id, "user_id")
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
-        """Return a copy bound to another session and user."""
-        other = copy.copy(self)
-        # The copy is shallow: the core with its cache is shared, what was read for one turn is not.
-        other._fetched = None
+        """Return a copy of this memory, of which nothing was loaded yet, bound to another session and user."""
+        other = copy.copy(self)  # shallow: the core with its cache is shared
         other._bind(session_id, user_id)
         return other
 
@@ -224,25 +177,94 @@ class DerivedMemory(Memory):
             raise fetched
         return fetched
 
+    def load(self, query: str = "") -> list[BaseMessage]:
+        """Return what is remembered that answers the new input, as much as fits into `max_tokens`.
+
+        Args:
+            query: The new input. In a turn it is a `Query`, and messages that the model sees anyway are not repeated.
+
+        Returns:
+            A list of one note with quoted records; `[]` if nothing is related to the input, or nothing is stored.
+
+        Raises:
+            ConfigurationError: The extractor is async, or the store was filled with another embedder.
+            HistoryReadError: The store, or a history, cannot be reached or read.
+        """
+        return drive(self._load(query))
+
     async def aload(self, query: str = "") -> list[BaseMessage]:
         """Run `load` asynchronously."""
         return await adrive(self._load(query))
+
+    def save(self, messages: Sequence[BaseMessage]) -> None:
+        """Store what a finished turn tells; saving the same turn again stores nothing.
+
+        A turn is left out, with a warning in the log, if its session was cleared after `load`.
+
+        Args:
+            messages: One turn or a whole conversation, oldest first. Notes from memories and summaries are left out.
+
+        Raises:
+            ConfigurationError: The extractor is async, or the store was filled with another embedder.
+            HistoryWriteError: The store failed; calling again is safe.
+        """
+        drive(self._save(messages))
 
     async def asave(self, messages: Sequence[BaseMessage]) -> None:
         """Run `save` asynchronously."""
         await adrive(self._save(messages))
 
+    def clear(self) -> None:
+        """Delete what came from this session for good; a save that runs at the same time adds nothing."""
+        drive(self._clear())
+
     async def aclear(self) -> None:
         """Run `clear` asynchronously."""
         await adrive(self._clear())
+
+    def forget_messages(self, ids: Collection[str]) -> int:
+        """Delete what was taken from messages of this session: sentences, or the whole rounds that contain them.
+
+        `rebuild` restores what is still in the transcript.
+
+        Args:
+            ids: Ids of the messages.
+
+        Returns:
+            How many sentences or records were deleted.
+
+        Raises:
+            TypeError: `ids` is a string.
+            ConfigurationError: The memory is read-only.
+            HistoryWriteError: The store failed; calling again finishes the work.
+        """
+        return drive(self._forget_messages(ids))
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
         """Run `forget_messages` asynchronously."""
         return await adrive(self._forget_messages(ids))
 
+    def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
+        """Rebuild what is stored of this session from its transcript, for example to import a whole conversation.
+
+        Args:
+            history: Any LangChain chat history; None uses `get_session_history`.
+            progress: Show a progress bar if `rich` is installed.
+
+        Returns:
+            `{"messages": n, "added": n, "removed": n}`; a second run adds and removes nothing. What is not in the
+            transcript is removed, except what is saved while it runs.
+
+        Raises:
+            ConfigurationError: There is no history, the extractor is async, or the memory is read-only.
+            HistoryReadError: The transcript cannot be read.
+            HistoryWriteError: The store failed; calling again finishes the work.
+        """
+        return drive(self._rebuild_sessions(self._user, {self._session: history}, progress))
+
     async def arebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
         """Run `rebuild` asynchronously."""
-        return await adrive(self._rebuild(history, progress))
+        return await adrive(self._rebuild_sessions(self._user, {self._session: history}, progress))
 
     async def _forget_messages(self, ids: Collection[str]) -> int:
         check_writable(self._core)
@@ -267,16 +289,15 @@ class DerivedMemory(Memory):
     async def _delete_messages(self, ids: Collection[str]) -> int: ...
 
     @abstractmethod
-    async def _rebuild(self, history: Any, progress: bool) -> Mapping[str, int]: ...
+    async def _rebuild_sessions(
+        self, user_id: str, sessions: Mapping[str, Any], progress: bool
+    ) -> Mapping[str, int]: ...
 
 
 class DerivedMemoryFactory(ClosingMixin, Generic[M]):
-    """Base class of the factories of derived memories, which share one store.
+    """Base class of the factories of derived memories: they return copies of a memory, which share its store.
 
-    A subclass has `purge` and `close` with their docstrings, and the flows.
-
-    Args:
-        memory: Any memory with the right options: the factory returns copies of it, bound to other sessions and users.
+    A subclass has the flows behind these methods.
     """
 
     does_no_io = True
@@ -299,8 +320,7 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
 
         Raises:
             ConfigurationError: `user_id` is missing.
-            TypeError: An id is not a string.
-            ValueError: An id is empty or malformed.
+            TypeError, ValueError: An id is not a string, empty or malformed.
         """
         return self._memory._for_session(session_id, user_id)
 
@@ -320,10 +340,7 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
         return drive(self._list_sessions(check_id(user_id, "user_id")))
 
     async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
-        """Run `list_sessions` asynchronously.
-
-        Returns a list, not an async iterator: `for session in await histories.alist_sessions(user_id)`.
-        """
+        """Run `list_sessions` asynchronously; it returns a list, not an async iterator."""
         return await adrive(self._list_sessions(check_id(user_id, "user_id")))
 
     def rebuild(self, histories: GetSessionHistory, user_id: str, progress: bool = True) -> Mapping[str, int]:
@@ -345,12 +362,27 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
         """Run `rebuild` asynchronously."""
         return await adrive(self._rebuild(histories, check_id(user_id, "user_id"), progress))
 
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Delete everything that is stored of a user for good; part of `purge_user`.
+
+        Returns:
+            How many were deleted: `{"facts": n}` of an entity memory, `{"records": n}` of a vector memory.
+        """
+        return drive(self._purge(check_id(user_id, "user_id")))
+
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Run `purge` asynchronously."""
         return await adrive(self._purge(check_id(user_id, "user_id")))
 
+    def close(self) -> None:
+        """Empty the cache, if there is one; a store that you passed in stays open."""
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        self.close()
+
     async def _setup(self) -> None:
-        store: Any = self._core.store
+        store = self._core.store
         if hasattr(store, "setup"):
             await Step(lambda: store.setup(), lambda: store.asetup())
 
@@ -360,18 +392,11 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
         known = await self._list_sessions(user_id)
         found = await Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
         names = dict.fromkeys(info.session_id for info in [*found, *known])
-        sessions = {}
-        for name in names:
-            sessions[name] = await history_of(histories, name, user_id)
-        return await self._rebuild_sessions(user_id, sessions, progress)
+        sessions = {name: await history_of(histories, name, user_id) for name in names}
+        return await self._memory._rebuild_sessions(user_id, sessions, progress)
 
     @abstractmethod
     async def _list_sessions(self, user_id: str) -> list[SessionInfo]: ...
-
-    @abstractmethod
-    async def _rebuild_sessions(
-        self, user_id: str, sessions: Mapping[str, Any], progress: bool
-    ) -> Mapping[str, int]: ...
 
     @abstractmethod
     async def _purge(self, user_id: str) -> Mapping[str, int]: ...

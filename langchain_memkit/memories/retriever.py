@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime
 from math import isfinite, nan
 from numbers import Real
@@ -75,7 +75,7 @@ class RetrieverMemory(Memory):
     def clear(self) -> None:
         """Do nothing: a retriever is read-only."""
 
-    def _note(self, found: Sequence[Any], query: str) -> list[BaseMessage]:
+    def _note(self, found: Sequence[object], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
         least = self.score_threshold
         # Documents without a score cannot be compared and are shown.
@@ -89,55 +89,30 @@ class RetrieverMemory(Memory):
         return [note_message(shown)] if shown else []
 
 
-def record_of(document: Any) -> Record:
-    """Convert a document to a quoted record, with title, source and date where its metadata has them.
-
-    Raises:
-        TypeError: It is not a `Document`.
-
-    Example:
-        >>> record_of(Document("Tea is at five.", metadata={"source": "house.md"})).source
-        'house.md'
-    """
+def record_of(document: object) -> Record:
+    """Convert a document to a quoted record, with title, source and date where its metadata has them."""
     if not isinstance(document, Document):
         msg = f"a retriever must return documents, not {type(document).__name__}"
         raise TypeError(msg)
     known = document.metadata
+    scores = [score for key in ("relevance_score", "score") if (score := plain_score(known.get(key))) is not None]
     return Record(
         document.page_content,
-        about=_text(known, "title"),
-        source=_text(known, "source"),
+        about=str(known.get("title") or ""),
+        source=str(known.get("source") or ""),
         date=_date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None)),
         id=document.id,
-        score=_score(known),
+        score=scores[0] if scores else None,
     )
 
 
-def _text(metadata: Mapping[str, Any], key: str) -> str:
-    value = metadata.get(key)
-    return "" if value is None else str(value)
-
-
-def _score(metadata: Mapping[str, Any]) -> float | None:
-    """Return the relevance score in a document's metadata, under the names in use; None if there is none."""
-    found = (plain_score(metadata.get(key)) for key in ("relevance_score", "score"))
-    return next((score for score in found if score is not None), None)
-
-
-def plain_score(value: Any) -> float | None:
-    """Return a score as a plain finite `float`; None if it is not a finite number.
-
-    Notes are stored as plain data, and some rerankers return numpy numbers.
-
-    Example:
-        >>> plain_score(1), plain_score("good"), plain_score(float("nan"))
-        (1.0, None, None)
-    """
+def plain_score(value: object) -> float | None:
+    """Return a score as a plain finite `float`, as notes are stored and rerankers' numpy numbers are not; else None."""
     score = float(value) if not isinstance(value, bool) and isinstance(value, Real) else nan
     return score if isfinite(score) else None
 
 
-def _date(value: Any) -> datetime | None:
+def _date(value: object) -> datetime | None:
     """Return a date from metadata: a `datetime`, a `date` or an ISO 8601 string; None for anything else."""
     if isinstance(value, datetime):
         return value

@@ -1,8 +1,7 @@
 """Pure functions over messages. No I/O.
 
-Where a conversation may be cut: `turns`, `cuts`. Token counts: `counting`, `blocks`, `openai_tokens`. Text: `text`,
-`sentences`, `limits`. Roles and senders: `authors`. Records of memories as a message: `notes`, `unsaid`. Input and
-output of a chain: `chain_io`. The storage format: `codec`.
+Where a conversation may be cut: `trimming`. Token counts: `tokens`. Texts, senders and sentences: `text`. Records of
+memories as a message: `notes`. Input and output of a chain: `chain_io`. The storage format: `codec`.
 """
 
 from langchain_memkit.messages.codec import decode_message, encode_message

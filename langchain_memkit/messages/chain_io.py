@@ -22,26 +22,17 @@ from langchain_memkit.base import describe_value
 from langchain_memkit.errors import UnsupportedOutputError
 from langchain_memkit.messages.trimming import STATUS, same_message, whole_tool_groups
 
-__all__ = ["StreamedOutput", "aborted", "input_messages", "output_messages", "without_echo"]
 
-
-def input_messages(value: Any, key: str | None) -> list[BaseMessage]:
-    """Return the new input of a turn as messages.
-
-    Args:
-        value: A string, a message, a list of them (or of what LangChain converts to messages), or a dict.
-        key: The key of the input in a dict; None: its only key, else `"input"`.
-
-    Raises:
-        ValueError: The value is nothing of that kind.
-
-    Example:
-        >>> input_messages({"input": "hi"}, None)
-        [HumanMessage(content='hi', additional_kwargs={}, response_metadata={})]
-    """
+def input_messages(value: object, key: str | None) -> list[BaseMessage]:
+    """Return the new input of a turn as messages; without a `key`, a dict's only one is taken, else `"input"`."""
     # A dict with a role is a message in OpenAI's format, unless it has the key of the input.
     if isinstance(value, Mapping) and ("role" not in value or key in value or "input" in value):
-        value = _pick(value, key, "input")
+        if key is None:
+            key = next(iter(value)) if len(value) == 1 else "input"
+        if key not in value:
+            msg = f"the chain's input has no key {key!r}, only {sorted(map(str, value))}; set input_messages_key"
+            raise ValueError(msg)
+        value = value[key]
     if isinstance(value, str):
         return [HumanMessage(value)]
     if isinstance(value, BaseMessage):
@@ -71,29 +62,11 @@ def _typed(message: BaseMessage) -> BaseMessage:
     return messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
 
 
-def _pick(value: Mapping[str, Any], key: str | None, default: str) -> Any:
-    if key is None:
-        key = next(iter(value)) if len(value) == 1 else default
-    if key not in value:
-        msg = f"the chain's input has no key {key!r}, only {sorted(map(str, value))}; set input_messages_key"
-        raise ValueError(msg)
-    return value[key]
-
-
-def output_messages(output: Any, key: str | None) -> list[BaseMessage]:
+def output_messages(output: object, key: str | None) -> list[BaseMessage]:
     """Return the messages in a chain's output, with chunks turned into whole messages.
 
-    Args:
-        output: A string, a message, a list of them, a dict with them, or structured output (a pydantic object or a
-            dict of plain values), which becomes an AI message holding its JSON.
-        key: The key of the messages in a dict; None: its only key, else `"output"`, else `"messages"`.
-
-    Raises:
-        UnsupportedOutputError: The output is nothing of that kind.
-
-    Example:
-        >>> [m.content for m in output_messages({"answer": "yes"}, None)]
-        ['yes']
+    Structured output becomes an AI message with its JSON. Without a `key`, a dict's only one is taken, else `"output"`,
+    else `"messages"`.
     """
     value = output
     if isinstance(output, Mapping):
@@ -132,7 +105,8 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
         names = [next(iter(output))] if len(output) == 1 else []
         for name in [*names, "output", "messages"]:
             value = output.get(name)
-            if isinstance(value, (str, BaseMessage, list, tuple, BaseModel)) and _is_messages(value):
+            is_list = isinstance(value, (list, tuple)) and all(isinstance(m, BaseMessage) for m in value)
+            if is_list or isinstance(value, (str, BaseMessage, BaseModel)):
                 return value
         try:
             return json.dumps(output, ensure_ascii=False)  # structured output as a plain dict
@@ -143,28 +117,13 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
     raise UnsupportedOutputError(msg + "set output_messages_key", output=output)
 
 
-def _is_messages(value: Any) -> bool:
-    return not isinstance(value, (list, tuple)) or all(isinstance(m, BaseMessage) for m in value)
-
-
 def without_echo(
     output: Sequence[BaseMessage], shown: Sequence[BaseMessage], asked: Sequence[BaseMessage]
 ) -> list[BaseMessage]:
     """Remove the messages that the chain was given and returns again, as a graph over `messages` does.
 
-    Args:
-        output: The chain's output.
-        shown: The chain's input, history included, oldest first.
-        asked: The new input, which ends `shown`.
-
-    Returns:
-        The new messages only. An output without the last question is not such a state, and all of it is new.
-        Messages are recognised by id and content; those shown without an id by content and position.
-
-    Example:
-        >>> asked = [HumanMessage("hi")]
-        >>> without_echo([HumanMessage("hi", id="7"), AIMessage("hello")], asked, asked)
-        [AIMessage(content='hello', additional_kwargs={}, response_metadata={}, tool_calls=[], invalid_tool_calls=[])]
+    Those of its input, `shown`, which `asked` ends, are recognised by id and content; without an id by content and
+    position.
     """
     # A state that a graph returns contains the question; an output without it is an answer, all of which is new.
     if not asked or not any(same_message(message, asked[-1]) for message in output):
@@ -177,12 +136,7 @@ def without_echo(
 
 
 def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Keep the usable part of an interrupted answer and mark it as aborted; unanswered tool calls are dropped.
-
-    Returns:
-        The messages with the last AI message marked `response_metadata["memkit_status"] = "aborted"`; `[]` if there is
-        no AI message with content.
-    """
+    """Return the usable part of an interrupted answer, its last AI message marked as aborted; `[]` if there is none."""
     kept = [m for m in whole_tool_groups(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
     for i in reversed(range(len(kept))):
         if isinstance(kept[i], AIMessage):
@@ -193,15 +147,7 @@ def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 class StreamedOutput:
-    """Accumulator that adds the chunks of a stream up to the output that `invoke` would have returned.
-
-    Example:
-        >>> streamed = StreamedOutput()
-        >>> for chunk in ("Hel", "lo"):
-        ...     streamed.add(chunk)
-        >>> streamed.value
-        'Hello'
-    """
+    """Accumulator that adds the chunks of a stream up to the output that `invoke` would have returned."""
 
     def __init__(self) -> None:
         self._total: Any = None
@@ -210,20 +156,18 @@ class StreamedOutput:
 
     def add(self, chunk: Any) -> None:
         """Add the next chunk."""
-        if self._chunks or not self._adds_up(chunk):
+        is_whole = isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk)
+        adds_up = not (self._chunks or is_whole or type(chunk) in (dict, tuple))
+        try:
+            if adds_up:
+                self._total = chunk if self.empty else self._total + chunk
+        except TypeError:
+            adds_up = False
+        if not adds_up:
             if not (self._chunks or self.empty):
                 self._chunks.append(self._total)
             self._chunks.append(chunk)
         self.empty = False
-
-    def _adds_up(self, chunk: Any) -> bool:
-        if type(chunk) in (dict, tuple) or (isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk)):
-            return False
-        try:
-            self._total = chunk if self.empty else self._total + chunk
-        except TypeError:
-            return False
-        return True
 
     @property
     def value(self) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import date, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core import messages as core
 from langchain_core.documents import Document
@@ -20,12 +21,9 @@ from pydantic import ValidationError
 
 from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
 
-__all__ = ["FORMAT_VERSION", "decode_legacy_message", "decode_message", "encode_message", "encode_messages", "is_name"]
-
 FORMAT_VERSION = 1
 TAG = "_memkit"
 MAX_DEPTH = 60  # BSON stops at 100 levels, and a tagged value takes two
-MAX_INT = 10**4300  # Python refuses to print longer integers
 
 MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
     cls.model_fields["type"].default: cls
@@ -53,40 +51,30 @@ RENAMED = {"role": "chat_role"}
 RENAMED_BACK = {new: old for old, new in RENAMED.items()}
 
 
-def _defaults(cls: type[BaseMessage]) -> dict[str, Callable[[], Any]]:
-    """Return a factory for each field's default; fields without a default are left out."""
-    made: dict[str, Callable[[], Any]] = {}
-    for name, info in cls.model_fields.items():
-        if not info.is_required():
-            made[name] = lambda info=info: info.get_default(call_default_factory=True)  # type: ignore[misc]
-    return made
+Encoded: TypeAlias = dict[str, Any]
+"""Plain data: str, int, float, bool, None, lists and dicts with keys of text."""
+
+DEFAULTS: dict[type[BaseMessage], Encoded] = {
+    cls: {
+        name: field.get_default(call_default_factory=True)
+        for name, field in cls.model_fields.items()
+        if not field.is_required()
+    }
+    for cls in STORED_TYPES
+}
 
 
-DEFAULTS = {cls: _defaults(cls) for cls in STORED_TYPES}
-DEFAULT_VALUES = {cls: {name: make() for name, make in made.items()} for cls, made in DEFAULTS.items()}
-
-
-def encode_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Encode a batch; an error names the first value that cannot be stored as `messages[i].field`.
-
-    Raises:
-        MessageEncodeError: A message class or value that would not come back equal.
-    """
+def encode_messages(messages: Sequence[BaseMessage]) -> list[Encoded]:
+    """Encode a batch; an error names the first value that cannot be stored as `messages[i].field`."""
     return [encode_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any]:
-    """Encode one message as plain data (str, int, float, bool, None, list, dict).
-
-    Args:
-        message: Any message class of langchain-core, chunks included.
-        path: Name of the message in errors.
-
-    Returns:
-        A dict with `role`, `content` and the fields that are not at their default.
+def encode_message(message: BaseMessage, path: str = "message") -> Encoded:
+    """Encode one message as plain data: `role`, `content` and the fields that are not at their default.
 
     Raises:
-        MessageEncodeError: The class is not langchain-core's own, or a value would not come back equal.
+        MessageEncodeError: The class is not langchain-core's own, or a value would not come back equal; the error names
+            the value by its `path`.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -97,35 +85,19 @@ def encode_message(message: BaseMessage, path: str = "message") -> dict[str, Any
     role = STORED_TYPES.get(cls)
     if role is None:
         raise MessageEncodeError(path, f"is a {cls.__module__}.{cls.__qualname__}, not a message of langchain-core")
-    defaults = DEFAULT_VALUES[cls]
-    encoded: dict[str, Any] = {"role": role}
+    defaults = DEFAULTS[cls]
+    encoded: Encoded = {"role": role}
     for name, value in message.__dict__.items():
-        if name != "type" and not (name in defaults and _same(value, defaults[name])):
+        # `==` is called on equal types only: arrays return arrays.
+        is_default = name in defaults and type(value) is type(defaults[name]) and bool(value == defaults[name])
+        if name != "type" and not is_default:
             encoded[RENAMED.get(name, name)] = encode_value(value, f"{path}.{name}")
     if extra := message.__pydantic_extra__:
         encoded["extra"] = encode_value(dict(extra), f"{path}.extra")
-    # Most messages are plain text, so only the others pay for a trial decoding.
-    if not _is_plain(encoded):
-        _check_round_trip(message, encoded, path)
-    return encoded
-
-
-def _same(value: Any, default: Any) -> bool:
-    """Return whether the value equals the default, without calling `==` of another type: arrays return arrays."""
-    return value is default or (type(value) is type(default) and bool(value == default))
-
-
-def _is_plain(encoded: dict[str, Any]) -> bool:
-    """Return whether only text and an id are stored, which need no trial decoding."""
-    return all(type(value) is str for value in encoded.values()) and encoded.keys() <= {"role", "content", "id"}
-
-
-def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) -> None:
-    """Decode on trial, so that a message that would come back different is refused now rather than found later.
-
-    Raises:
-        MessageEncodeError: The message would be unreadable or differ.
-    """
+    # Most messages are a text and an id, so only the others pay for a trial decoding.
+    if encoded.keys() <= {"role", "content", "id"} and all(type(value) is str for value in encoded.values()):
+        return encoded
+    # A message that would come back different is refused now rather than found later.
     try:
         back = decode_message(encoded)
     except MessageDecodeError as error:
@@ -133,34 +105,16 @@ def _check_round_trip(message: BaseMessage, encoded: dict[str, Any], path: str) 
     if back != message:
         wrong = [name for name, value in message.__dict__.items() if back.__dict__.get(name) != value]
         raise MessageEncodeError(f"{path}.{wrong[0] if wrong else 'extra'}", "would not come back equal")
+    return encoded
 
 
 def is_name(value: object) -> bool:
-    """Return whether a stored value may be quoted in an error: the name of a type or class, not a user's text.
-
-    Example:
-        >>> is_name("langchain_core.messages.AIMessage"), is_name("My name is Nemo."), is_name(b"ai")
-        (True, False, False)
-    """
+    """Return whether a stored value may be quoted in an error: the name of a type or class, not a user's text."""
     return type(value) is str and len(value) <= 100 and all(part.isidentifier() for part in value.split("."))
 
 
-def decode_message(data: Any) -> BaseMessage:
-    """Decode a message that `encode_message` encoded.
-
-    Args:
-        data: Plain data as read from a store, possibly damaged.
-
-    Returns:
-        A message equal to the one that was stored.
-
-    Raises:
-        MessageDecodeError: The data is not a message in this format.
-
-    Example:
-        >>> decode_message({"role": "human", "content": "hi"})
-        HumanMessage(content='hi', additional_kwargs={}, response_metadata={})
-    """
+def decode_message(data: object) -> BaseMessage:
+    """Decode a message that `encode_message` encoded, from data that may be damaged."""
     if not isinstance(data, Mapping):
         msg = f"a message should be a document, not {type(data).__name__}"
         raise MessageDecodeError(msg)
@@ -177,13 +131,10 @@ def decode_message(data: Any) -> BaseMessage:
     raise MessageDecodeError(msg)
 
 
-def decode_legacy_message(data: Any) -> BaseMessage:
+def decode_legacy_message(data: object) -> BaseMessage:
     """Decode a message in LangChain's own dict form, `{"type": "human", "data": {...}}`, with the same allowlist.
 
     This is how langchain-mongodb and most histories of langchain-community store messages.
-
-    Raises:
-        MessageDecodeError: The data has another shape or names an unknown type.
     """
     if not (isinstance(data, Mapping) and isinstance(data.get("data"), Mapping)):
         msg = "expected {'type': ..., 'data': {...}}"
@@ -195,29 +146,19 @@ def decode_legacy_message(data: Any) -> BaseMessage:
     # Older versions of core wrote fields that no longer exist (`example`), and null in fields that are lists today.
     known = {k: v for k, v in known.items() if v is not None or k in ("name", "id", "artifact", "usage_metadata")}
     extra = {k: v for k, v in fields.items() if k not in known and k != "example" and v is not None}
-    if known.get("id") is not None:
-        known["id"] = _id_of(known["id"])
+    # Numbers become text, as in langchain-core.
+    if isinstance(name := known.get("id"), (int, float)) and not isinstance(name, bool):
+        known["id"] = str(name)
+    elif name is not None and (type(name) is not str or not _is_utf8(name)):
+        msg = f"its id is no text but a {type(name).__name__}" if type(name) is not str else "its id is no UTF-8"
+        raise MessageDecodeError(msg)
     if odd := _odd_text(fields):
         msg = f"it holds a {odd} where text belongs"
         raise MessageDecodeError(msg)
     return _build(data.get("type"), known, extra)
 
 
-def _id_of(value: Any) -> str:
-    """Return a message's id as langchain-core reads it: numbers become text.
-
-    Raises:
-        MessageDecodeError: The id is neither a number nor valid text.
-    """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    if type(value) is not str or not _is_utf8(value):
-        msg = f"its id is no text but a {type(value).__name__}" if type(value) is not str else "its id is no UTF-8"
-        raise MessageDecodeError(msg)
-    return value
-
-
-def _odd_text(value: Any, depth: int = 0) -> str | None:
+def _odd_text(value: object, depth: int = 0) -> str | None:
     """Return the name of a `str` subclass in the value, such as BSON's unhashable `Code`; None if there is none."""
     if isinstance(value, str):
         return None if type(value) is str else type(value).__name__
@@ -227,7 +168,7 @@ def _odd_text(value: Any, depth: int = 0) -> str | None:
     return next((odd for item in items if (odd := _odd_text(item, depth + 1))), None)
 
 
-def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
+def _build(role: object, fields: Encoded, extra: object) -> BaseMessage:
     cls = MESSAGE_TYPES.get(role) if type(role) is str else None
     if cls is None:
         msg = f"unknown message type{f' {role!r}' if is_name(role) else ''}"
@@ -248,19 +189,15 @@ def _build(role: Any, fields: dict[str, Any], extra: Any) -> BaseMessage:
         raise MessageDecodeError(msg)
     # Validators derive fields from others (tool calls from additional_kwargs), but the stored values take precedence,
     # since the message must come back exactly.
-    for name, make in DEFAULTS[cls].items():
-        if name not in fields and message.__dict__[name] != DEFAULT_VALUES[cls][name]:
-            message.__dict__[name] = make()
+    for name, default in DEFAULTS[cls].items():
+        if name not in fields and message.__dict__[name] != default:
+            message.__dict__[name] = copy(default)
     message.__dict__.update(fields)
     return message
 
 
-def encode_value(value: Any, path: str, depth: int = 0) -> Any:
-    """Encode any supported value as plain data.
-
-    Raises:
-        MessageEncodeError: The value is not supported; the error names its path.
-    """
+def encode_value(value: object, path: str, depth: int = 0) -> Any:
+    """Encode any supported value as plain data."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -268,8 +205,6 @@ def encode_value(value: Any, path: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise MessageEncodeError(path[:200], f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, int):
-        if abs(value) >= MAX_INT:
-            raise MessageEncodeError(path, "is a number of more than 4,300 digits, which Python does not print")
         return int(value) if -(2**63) <= value < 2**63 else _tagged("int", hex(value))
     if isinstance(value, float):
         if math.isnan(value):
@@ -282,11 +217,11 @@ def encode_value(value: Any, path: str, depth: int = 0) -> Any:
     return _encode_special(value, path, depth)
 
 
-def _tagged(kind: str, value: Any) -> dict[str, Any]:
+def _tagged(kind: str, value: object) -> Encoded:
     return {TAG: kind, "value": value}
 
 
-def _encode_str(value: str) -> Any:
+def _encode_str(value: str) -> str | Encoded:
     try:
         value.encode()
     except UnicodeEncodeError:  # lone surrogates, as when a streaming model splits an emoji
@@ -294,7 +229,7 @@ def _encode_str(value: str) -> Any:
     return value if type(value) is str else str.__str__(value)
 
 
-def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> dict[str, Any]:
+def _encode_dict(value: Mapping[object, object], path: str, depth: int) -> Encoded:
     # Keys that MongoDB would read as operators or paths, or that look like the tag, are stored as pairs instead.
     plain = all(
         isinstance(k, str) and "." not in k and "\x00" not in k and not k.startswith("$") and k != TAG and _is_utf8(k)
@@ -313,7 +248,7 @@ def _is_utf8(key: str) -> bool:
     return type(_encode_str(key)) is str
 
 
-def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
+def _encode_special(value: object, path: str, depth: int) -> Encoded:
     if isinstance(value, tuple):
         return _tagged("tuple", encode_value(list(value), path, depth + 1))
     if isinstance(value, (set, frozenset)):
@@ -321,29 +256,16 @@ def _encode_special(value: Any, path: str, depth: int) -> dict[str, Any]:
         return _tagged("frozenset" if isinstance(value, frozenset) else "set", encode_value(items, path, depth + 1))
     if type(value) is bytes:
         return _tagged("bytes", base64.b64encode(value).decode())
-    if type(value) is datetime:
-        return _tagged("datetime", value.isoformat())
-    if type(value) is date:
-        return _tagged("date", value.isoformat())
+    if isinstance(value, date) and type(value) in (datetime, date):
+        return _tagged(type(value).__name__, value.isoformat())
     if type(value) is Document:
         fields = {"page_content": value.page_content, "metadata": value.metadata, "id": value.id}
         return _tagged("document", encode_value(fields, path, depth + 1))
     raise MessageEncodeError(path, f"is a {type(value).__module__}.{type(value).__qualname__}, which is not stored")
 
 
-def _long_int(value: str) -> int:
-    """Parse a hexadecimal integer.
-
-    Raises:
-        ValueError: The number is one that Python would not print.
-    """
-    if len(value) > 4300 or abs(number := int(value, 16)) >= MAX_INT:
-        raise ValueError
-    return number
-
-
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "int": _long_int,
+    "int": lambda value: int(value, 16),
     "str": lambda value: base64.b64decode(value, validate=True).decode("utf-8", "surrogatepass"),
     "dict": lambda value: {decode_value(k): decode_value(v) for k, v in value},
     "tuple": lambda value: tuple(decode_value(value)),
@@ -357,11 +279,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode_value(value: Any) -> Any:
-    """Decode a value that `encode_value` encoded.
-
-    Raises:
-        KeyError, TypeError, ValueError: The data is damaged.
-    """
+    """Decode a value that `encode_value` encoded."""
     kind = type(value)
     if kind in (str, bool, float, int) or value is None:
         return value

@@ -16,25 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_memkit.messages.tokens import block_cost
 from langchain_memkit.messages.trimming import is_note, is_summary
 
-__all__ = [
-    "MESSAGE",
-    "QUESTION",
-    "WORDS",
-    "escaped",
-    "is_notification",
-    "is_user_message",
-    "limit_words",
-    "message_text",
-    "notification_source",
-    "one_line",
-    "printable",
-    "printable_html",
-    "quote_lines",
-    "role_of",
-    "sentence_spans",
-    "truncate_with_warning",
-    "without_records",
-]
+logger = logging.getLogger("langchain_memkit")
 
 # A frame's name in a tag, with any characters before and between its letters, and the marks of chat templates, which a
 # local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched against the result of `_shadow`.
@@ -94,7 +76,6 @@ def escaped(text: str) -> str:
     if "<" not in shadow:  # as in most messages
         return text
     pieces, done = [], 0
-    # Shadow and text have the same length, so a tag found in one is escaped in the other.
     for tag in TAGS.finditer(shadow):
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
@@ -119,12 +100,7 @@ def _plain_forms() -> dict[int, str]:
 
 
 def one_line(text: str, most: int = 80) -> str:
-    r"""Return the beginning of a text as one escaped line without control characters, for names and sources in a frame.
-
-    Example:
-        >>> one_line("Harrison\n</records>")
-        'Harrison &lt;/records>'
-    """
+    """Return the beginning of a text as one escaped line without control characters, for what stands in a frame."""
     return _one_line(text[: 10 * most], most)
 
 
@@ -160,12 +136,7 @@ def quote_lines(text: str) -> str:
 
 
 def without_records(text: str) -> str:
-    """Blank out quoted records in the text: a model that repeats its records says nothing new. Positions stay the same.
-
-    Example:
-        >>> without_records("<records>tea</records> Yes!").strip()
-        'Yes!'
-    """
+    """Blank out quoted records: a model that repeats its records says nothing new. Positions stay the same."""
     kept, at = [], 0
     while (start := text.find(BEGIN, at)) >= 0 and (end := text.find(END, start)) >= 0:
         end += len(END)
@@ -186,22 +157,16 @@ def message_text(message: BaseMessage) -> str:
     if isinstance(content, list):
         ids = {call["id"] for call in (*calls, *broken)}  # content blocks may repeat the calls
         blocks = [b for b in content if isinstance(b, dict) and b.get("type") not in UNSAID]
-        parts += [_block(block) for block in blocks if not {block.get("id"), block.get("call_id")} & (ids - {None})]
-    for call in calls:
-        parts.append(f"[calls {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})]")
-    for call in broken:
-        parts.append(f"[calls {call['name']}({call['args']})]")
+        for block in blocks:
+            if not {block.get("id"), block.get("call_id")} & (ids - {None}):
+                kind = str(block.get("type", "content"))
+                parts.append(f"[{kind if kind in MEDIA else block_cost(block)[0]}]")
+    told = [(call["name"], json.dumps(call["args"], ensure_ascii=False, default=str)) for call in calls]
+    parts += [f"[calls {name}({args})]" for name, args in [*told, *((call["name"], call["args"]) for call in broken)]]
     if isinstance(legacy := message.additional_kwargs.get("function_call"), dict):
         parts.append(f"[calls {legacy.get('name')}({legacy.get('arguments')})]")
     return " ".join(parts)
 
-
-def _block(block: dict[str, Any]) -> str:
-    kind = str(block.get("type", "content"))
-    return f"[{kind}]" if kind in MEDIA else f"[{block_cost(block)[0]}]"
-
-
-logger = logging.getLogger("langchain_memkit")
 
 MESSAGE = 100_000  # characters of a message in which memories look for names, and which they embed
 QUESTION = 20_000  # characters of a question that memories look at
@@ -210,17 +175,7 @@ WORD = re.compile(r"[^\W_]{1,16}|\S")  # for most texts no more than spaCy's tok
 
 
 def truncate_with_warning(text: str, most: int, what: str) -> str:
-    """Return the beginning of a text; the log says once for each kind that the rest is left out.
-
-    Args:
-        text: Any text.
-        most: Maximum number of characters.
-        what: Kind of text and its reader, for the log: "a question to the entity memory".
-
-    Example:
-        >>> truncate_with_warning("Harrison likes tea.", 8, "a name in an example")
-        'Harrison'
-    """
+    """Return the beginning of a text; the log says once for each kind of text, `what`, that the rest is left out."""
     if len(text) <= most:
         return text
     _say_once(what, f"{most:,} characters")
@@ -228,12 +183,7 @@ def truncate_with_warning(text: str, most: int, what: str) -> str:
 
 
 def limit_words(text: str, what: str) -> str:
-    """Return the first 10,000 words and signs of a text; a cut is logged as in `truncate_with_warning`.
-
-    Example:
-        >>> len(limit_words("a " * 15_000, "a text in an example"))
-        19999
-    """
+    """Return the first 10,000 words and signs of a text; a cut is logged as in `truncate_with_warning`."""
     if len(text) <= WORDS:
         return text
     for number, word in enumerate(WORD.finditer(text), 1):
@@ -257,14 +207,7 @@ SOURCE = "lc_source"
 def notification_source(message: BaseMessage) -> str | None:
     """Return the feature of an agent's harness that added a human message to the conversation; None for a person's.
 
-    Core's `get_notification_metadata` says the same, from langchain-core 1.7.2 on. `SummarizationMiddleware` says
-    "summarization"; deepagents names background tasks, skills and notes.
-
-    Example:
-        >>> notification_source(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))
-        'async_subagent'
-        >>> notification_source(HumanMessage("Hello!")) is None
-        True
+    `SummarizationMiddleware` says "summarization"; deepagents names background tasks, skills and notes.
     """
     # Read directly, since core's own function exists only from langchain-core 1.7.2 on.
     source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
@@ -277,26 +220,14 @@ def is_notification(message: BaseMessage) -> bool:
 
 
 def is_user_message(message: BaseMessage) -> bool:
-    """Return whether a person wrote the message: a human message that is no notification, summary or note of memories.
-
-    Example:
-        >>> from langchain_core.messages import AIMessage
-        >>> task = HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"})
-        >>> [is_user_message(message) for message in (HumanMessage("Hello!"), AIMessage("Hi!"), task)]
-        [True, False, False]
-    """
+    """Return whether a person wrote the message: a human message that is no notification, summary or note."""
     if not isinstance(message, HumanMessage) or is_notification(message):
         return False
     return not (is_note(message) or is_summary(message))
 
 
 def role_of(message: BaseMessage) -> str:
-    """Return the sender for display: `"human"`, `"ai"`, `"system"`, `"tool"`; `"notification"` for a harness.
-
-    Example:
-        >>> role_of(HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent"}))
-        'notification'
-    """
+    """Return the sender for display: `"human"`, `"ai"`, `"system"`, `"tool"`; `"notification"` for a harness."""
     return "notification" if is_notification(message) else message.type.removesuffix("MessageChunk").lower()
 
 
@@ -317,13 +248,8 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
     A sentence ends at `.`, `!`, `?` or `…`, with the quotes that close it, before white space; at their equivalents in
     Chinese and Japanese; and at the end of a line, unless the next one continues with a lower-case letter, as in
-    wrapped text. "Mr.", "e.g." and single capital initials do not end a sentence.
-
-    Args:
-        text: Any text; without punctuation, each line is one sentence.
-
-    Returns:
-        Start and end of each, in order, without surrounding white space; `[]` if there is nothing but white space.
+    wrapped text. "Mr.", "e.g." and single capital initials do not end a sentence. Start and end of each are returned,
+    in order, without surrounding white space.
 
     Example:
         >>> text = 'Mr. J. Smith said "Hello!" He left.'
@@ -344,17 +270,11 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def _ends(text: str) -> Iterator[int]:
     for match in SENTENCE_END.finditer(text):
         mark = match.group()
-        if mark[0] == "." and "\n" not in mark and _goes_on(text, match):
-            continue
+        if mark.strip() == "." and "\n" not in mark:  # of an abbreviation or an initial, perhaps
+            found = LAST_WORD.search(text, max(0, match.start() - 40), match.start())
+            last = found.group() if found else ""
+            if last.lower() in ABBREVIATIONS or (len(last) == 1 and last.isupper()):
+                continue
         if mark[0] == "\n" and mark.count("\n") == 1 and text[match.end() : match.end() + 1].islower():
             continue
         yield match.end()
-
-
-def _goes_on(text: str, match: re.Match[str]) -> bool:
-    """Return whether the full stop belongs to an abbreviation or an initial."""
-    if match.group().strip() != ".":
-        return False
-    word = LAST_WORD.search(text, max(0, match.start() - 40), match.start())
-    last = word.group() if word else ""
-    return last.lower() in ABBREVIATIONS or (len(last) == 1 and last.isupper())

@@ -6,7 +6,8 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -14,10 +15,11 @@ from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     ChatMessage,
-    FunctionMessage,
     HumanMessage,
+    InvalidToolCall,
     RemoveMessage,
     SystemMessage,
+    ToolCall,
     ToolMessage,
 )
 from langchain_core.messages.utils import count_tokens_approximately
@@ -28,18 +30,7 @@ from langchain_memkit.errors import ConfigurationError, MissingExtraError
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-__all__ = [
-    "PAYLOAD_TOKENS",
-    "OpenAITokenCounter",
-    "approximate_tokens",
-    "block_cost",
-    "count_text",
-    "count_tokens",
-    "count_tool_tokens",
-    "counter_name",
-    "loose_tool_calls",
-    "resolve_counter",
-]
+logger = logging.getLogger("langchain_memkit")
 
 PAYLOAD_TOKENS = 85
 """Token count of an image, file or recording: OpenAI's price of a low-resolution image, as in langchain-core."""
@@ -50,14 +41,6 @@ LONG = 1000  # characters; longer text in base64's alphabet is a payload under a
 HEAD = 200
 BASE64 = re.compile(r"[A-Za-z0-9+/_=\r\n-]+")
 
-ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
-    (AIMessage, "assistant"),
-    (HumanMessage, "user"),
-    (ToolMessage, "tool"),
-    (SystemMessage, "system"),
-    (FunctionMessage, "function"),
-)
-
 
 def openai_role(message: BaseMessage) -> str:
     """Return the role that the message has in OpenAI's API."""
@@ -66,23 +49,16 @@ def openai_role(message: BaseMessage) -> str:
     role = message.additional_kwargs.get("__openai_role__") if isinstance(message, SystemMessage) else None
     if isinstance(role, str):
         return role
-    return next((name for cls, name in ROLES if isinstance(message, cls)), message.type)
+    kind = message.type.removesuffix("MessageChunk").lower()
+    return {"ai": "assistant", "human": "user"}.get(kind, kind)
 
 
-def block_cost(block: Any) -> tuple[str, int]:
-    """Return the text of one content block, and the number of payloads in it.
-
-    Args:
-        block: A string or a content block of any provider.
-
-    Returns:
-        The text to count (the `repr` without payloads for blocks other than plain text), and the number.
+def block_cost(block: object) -> tuple[str, int]:
+    """Return the text to count of one content block of any provider, and the number of payloads in it.
 
     Example:
         >>> block_cost({"type": "text", "text": "hello"})
         ('hello', 0)
-        >>> block_cost({"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"})
-        ('', 1)
         >>> block_cost({"type": "file", "base64": "JVBERi0xLjcK", "mime_type": "application/pdf"})
         ("{'type': 'file', 'base64': '', 'mime_type': 'application/pdf'}", 1)
     """
@@ -104,29 +80,21 @@ def _without_payloads(value: Any, key: object, found: list[str | bytes]) -> Any:
         return {k: _without_payloads(v, k, found) for k, v in value.items()}
     if isinstance(value, list):
         return [_without_payloads(item, key, found) for item in value]
-    if isinstance(value, (str, bytes)) and _is_payload(value, key):
-        found.append(value)
-        return ""
-    return value
+    is_payload = isinstance(value, bytes)
+    # Only the beginning is looked at, since payloads may have megabytes.
+    if isinstance(value, str) and value.startswith("data:"):
+        is_payload = ";base64," in value[:HEAD]
+    elif isinstance(value, str) and (key in PAYLOAD_KEYS or len(value) > LONG):
+        is_payload = BASE64.fullmatch(value[:HEAD]) is not None
+    if not is_payload:
+        return value
+    found.append(value)
+    return ""
 
 
-def _is_payload(value: str | bytes, key: object) -> bool:
-    if isinstance(value, bytes):
-        return True
-    if value.startswith("data:"):
-        return ";base64," in value[:HEAD]
-    # Only the beginning is matched, since payloads may have megabytes.
-    named_or_long = key in PAYLOAD_KEYS or len(value) > LONG
-    return named_or_long and BASE64.fullmatch(value[:HEAD]) is not None
-
-
-def loose_tool_calls(message: AIMessage) -> Sequence[Mapping[str, Any]]:
-    """Return the tool calls of a message that no content block repeats.
-
-    Anthropic's and OpenAI's newer formats repeat calls in the content; a message built by hand or by another provider
-    may not.
-    """
-    calls: list[Mapping[str, Any]] = [*message.tool_calls, *message.invalid_tool_calls]
+def loose_tool_calls(message: AIMessage) -> Sequence[ToolCall | InvalidToolCall]:
+    """Return the tool calls of a message that no content block repeats, as newer formats of providers do."""
+    calls: list[ToolCall | InvalidToolCall] = [*message.tool_calls, *message.invalid_tool_calls]
     if not calls or isinstance(message.content, str):
         return calls
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -134,22 +102,11 @@ def loose_tool_calls(message: AIMessage) -> Sequence[Mapping[str, Any]]:
     return [call for call in calls if str(call["id"] or call["name"]) not in carried]
 
 
-# Prefixes of model names with a dash after them. The order matters: gpt-4.1 is not a gpt-4.
-FAMILIES = {
-    "gpt-4o-": "o200k_base",
-    "gpt-4.1-": "o200k_base",
-    "gpt-4.5-": "o200k_base",
-    "gpt-5": "o200k_base",
-    "gpt-oss-": "o200k_base",
-    "chatgpt-4o-": "o200k_base",
-    "o1-": "o200k_base",
-    "o3-": "o200k_base",
-    "o4-": "o200k_base",
-    "gpt-4-": "cl100k_base",
-    "gpt-3.5-": "cl100k_base",
-    "gpt-35-": "cl100k_base",
+# Prefixes of model names with a dash after them; gpt-4.1 is not a gpt-4.
+ENCODINGS = {
+    "o200k_base": ["gpt-4o-", "gpt-4.1-", "gpt-4.5-", "gpt-5", "gpt-oss-", "chatgpt-4o-", "o1-", "o3-", "o4-"],
+    "cl100k_base": ["gpt-4-", "gpt-3.5-", "gpt-35-"],
 }
-ENCODINGS = ("o200k_base", "cl100k_base")
 
 TOKENS_PER_MESSAGE = 3
 TOKENS_PER_NAME = 1
@@ -240,33 +197,29 @@ class OpenAITokenCounter:
             total += TOKENS_PER_TOOL_ANSWER
         if isinstance(message, AIMessage):
             for call in loose_tool_calls(message):
-                total += self._text(call["name"] or "") + self._text(_arguments(call["args"]))
+                args = call["args"]
+                told = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False, default=str)
+                total += self._text(call["name"] or "") + self._text(told)
         return total
 
     def _text(self, text: str) -> int:
         return len(self.encode(text)) if text else 0
 
 
-def _arguments(args: object) -> str:
-    return args if isinstance(args, str) else json.dumps(args, ensure_ascii=False, default=str)
-
-
 def _encoding_name(name: str) -> str:
     if name in ENCODINGS:
         return name
     model = name.removeprefix("openai:").removeprefix("ft:").replace(":", "-") + "-"
-    for beginning, encoding in FAMILIES.items():
-        if model.startswith(beginning):
+    for encoding, beginnings in ENCODINGS.items():
+        if model.startswith(tuple(beginnings)):
             return encoding
-    models = ", ".join(family.removesuffix("-") for family in FAMILIES)
+    models = ", ".join(each.removesuffix("-") for beginnings in ENCODINGS.values() for each in beginnings)
     msg = (
         f"no token counter is known for {name!r:.80}. Known: 'approximate', the encodings {' and '.join(ENCODINGS)}, "
         f"and OpenAI models that begin with {models}. For others pass the model itself, or a function of messages."
     )
     raise ConfigurationError(msg)
 
-
-logger = logging.getLogger("langchain_memkit")
 
 APPROXIMATE = "approximate"
 MAX_NAME = 80
@@ -283,37 +236,28 @@ def approximate_tokens(messages: Sequence[BaseMessage]) -> int:
 
     Compared with `o200k_base`, English, German and code come out 7 to 10 % too high, which is on the safe side; Chinese
     comes out at a third of its tokens (`benchmarks/results/tokens.json`). Use an encoding such as `"o200k_base"` for
-    scripts without Latin letters.
-
-    Args:
-        messages: Any messages, in any order.
-
-    Returns:
-        The sum over the messages, each rounded up. It includes 3 a message for its frame; `RemoveMessage` counts 0.
+    scripts without Latin letters. A message has 3 for its frame; `RemoveMessage` counts 0.
 
     Example:
         >>> approximate_tokens([HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")])
         16
     """
     total = 0
+    message: Any
     for message in messages:
-        kind = type(message)
-        content = message.content
+        kind, content = message.__class__, message.content
         chars = PLAIN_ROLES.get(kind)
-        if chars is None or content.__class__ is not str or (kind is AIMessage and _has_calls(message)):
+        has_calls = kind is AIMessage and (message.tool_calls or message.invalid_tool_calls)
+        if chars is None or content.__class__ is not str or has_calls:
             total += _approximate_any(message)
             continue
         chars += len(content)
         if message.name:
             chars += len(message.name)
         if kind is ToolMessage:
-            chars += len(message.tool_call_id)  # type: ignore[attr-defined]  # its class was compared
+            chars += len(message.tool_call_id)
         total += TOKENS_PER_MESSAGE - -chars // CHARS_PER_TOKEN
     return total
-
-
-def _has_calls(message: Any) -> bool:
-    return bool(message.tool_calls or message.invalid_tool_calls)
 
 
 def _approximate_any(message: BaseMessage) -> int:
@@ -331,31 +275,13 @@ def _approximate_any(message: BaseMessage) -> int:
     return TOKENS_PER_MESSAGE + PAYLOAD_TOKENS * payloads - -chars // CHARS_PER_TOKEN
 
 
-class _EachMessage:
-    """Counter of lists, made from a function that counts one message."""
-
-    def __init__(self, count: Callable[[BaseMessage], int]) -> None:
-        self._count = count
-        self.name = counter_name(count)
+@dataclass(frozen=True, slots=True)
+class _NamedCounter:
+    count: Callable[[Sequence[BaseMessage]], int]
+    name: str
 
     def __call__(self, messages: Sequence[BaseMessage]) -> int:
-        return sum(self._count(message) for message in messages)
-
-
-class _ModelCounter:
-    """Counter that uses a model's own token counting."""
-
-    def __init__(self, model: BaseLanguageModel[Any]) -> None:
-        self._model = model
-        names = [getattr(model, field, None) for field in ("model_name", "model", "model_id")]
-        name = next((name for name in names if isinstance(name, str) and name), None)
-        kind = type(model).__name__
-        # Without a model name, or with a caller's function, models of one class may count differently, so the name is
-        # marked as not trusted (see `counter_name`).
-        self.name = f"{kind}:{name}" if name and model.custom_get_token_ids is None else f"<{kind}>"
-
-    def __call__(self, messages: Sequence[BaseMessage]) -> int:
-        return self._model.get_num_tokens_from_messages(list(messages))
+        return self.count(messages)
 
 
 def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
@@ -369,9 +295,6 @@ def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
             - a function of a list of messages; `len` counts messages
             - a function of one message, recognised by the annotation `BaseMessage` of its first parameter
             - a chat model or LLM: its `get_num_tokens_from_messages`, which may ask a server for each message
-
-    Returns:
-        A counter; resolving it again returns the same one.
 
     Raises:
         ConfigurationError: It is none of these.
@@ -389,22 +312,27 @@ def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
     if isinstance(token_counter, str):
         return OpenAITokenCounter(token_counter)
     if isinstance(token_counter, BaseLanguageModel):
-        return _ModelCounter(token_counter)
-    if not callable(token_counter):
-        msg = (  # type: ignore[unreachable]  # callers without types
+        model, kind = token_counter, type(token_counter).__name__
+        names = [getattr(model, field, None) for field in ("model_name", "model", "model_id")]
+        name = next((name for name in names if isinstance(name, str) and name), None)
+        # Without a model name, or with a caller's function, models of one class may count differently, so the name is
+        # marked as not trusted (see `counter_name`).
+        trusted = f"{kind}:{name}" if name and model.custom_get_token_ids is None else f"<{kind}>"
+        return _NamedCounter(lambda messages: model.get_num_tokens_from_messages(list(messages)), trusted)
+    one: Any = token_counter
+    if not callable(one):
+        msg = (
             "token_counter must be 'approximate', the name of an OpenAI encoding or model, a function of messages, "
-            f"or a model, not {type(token_counter).__name__}."
+            f"or a model, got {type(one).__name__}"
         )
         raise ConfigurationError(msg)
-    return _EachMessage(token_counter) if _takes_one(token_counter) else token_counter  # type: ignore[arg-type, return-value]  # the annotation told
-
-
-def _takes_one(function: Callable[..., int]) -> bool:
     try:
-        first = next(iter(inspect.signature(function).parameters.values()), None)
+        first = next(iter(inspect.signature(one).parameters.values()), None)
     except ValueError:  # some builtins have no signature
-        return False
-    return first is not None and (first.annotation is BaseMessage or first.annotation == BaseMessage.__name__)
+        return token_counter  # type: ignore[return-value]  # of a list
+    if first is None or first.annotation not in (BaseMessage, BaseMessage.__name__):
+        return token_counter  # type: ignore[return-value]  # of a list
+    return _NamedCounter(lambda messages: sum(map(one, messages)), counter_name(one))
 
 
 def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None = None) -> list[int]:
@@ -412,10 +340,6 @@ def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None =
 
     A counter that fails (some know not every message type, some need a network) must not cost a turn: its message is
     then estimated at four characters a token.
-
-    Example:
-        >>> count_tokens([HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")])
-        [8, 8]
     """
     count = counter or approximate_tokens
     counts: list[int] = []
@@ -431,12 +355,7 @@ def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None =
 
 
 def count_text(text: str, counter: TokenCounter | None = None) -> int:
-    """Count the tokens of a text as a user message: `count_tokens([HumanMessage(text)], counter)[0]`.
-
-    Example:
-        >>> count_text("My name is Nemo."), count_text("My name is Nemo.", len)
-        (8, 1)
-    """
+    """Count the tokens of a text as a user message, as `count_tokens([HumanMessage(text)], counter)[0]`."""
     if counter is None or counter is approximate_tokens:  # the same sum without building a message
         return TOKENS_PER_MESSAGE - -(PLAIN_ROLES[HumanMessage] + len(text)) // CHARS_PER_TOKEN
     return count_tokens([HumanMessage(text)], counter)[0]
@@ -445,13 +364,8 @@ def count_text(text: str, counter: TokenCounter | None = None) -> int:
 def counter_name(counter: Callable[..., int] | None) -> str:
     """Return the name under which a counter's numbers are stored, so that another counter does not reuse them.
 
-    Returns:
-        At most 80 characters. A name with `<` in it belongs to one object only and is never trusted: lambdas, functions
-        inside functions, bound methods, and objects without a `name`.
-
-    Example:
-        >>> counter_name(None), counter_name(len), counter_name(lambda messages: 1)
-        ('approximate', 'len', '<lambda>')
+    It has at most 80 characters. A name with `<` in it belongs to one object only and is never trusted: lambdas,
+    functions inside functions, bound methods, and objects without a `name`.
     """
     if counter is None or counter is approximate_tokens:
         return APPROXIMATE
@@ -465,25 +379,7 @@ def counter_name(counter: Callable[..., int] | None) -> str:
 def count_tool_tokens(
     tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], counter: TokenCounter | None = None
 ) -> int:
-    """Estimate the tokens that tools add to each request: their schemas, as JSON in OpenAI's format.
-
-    Providers format the schemas in their own way, so the result is close but not exact.
-
-    Args:
-        tools: What `bind_tools` takes: tools, functions, pydantic classes, or schemas as dicts.
-        counter: A resolved counter; None for `approximate_tokens`.
-
-    Returns:
-        0 for no tools.
-
-    Example:
-        >>> def weather(city: str) -> str:
-        ...     "The weather in a city."
-        >>> count_tool_tokens([weather])
-        49
-        >>> count_tool_tokens([])
-        0
-    """
+    """Estimate the tokens that tools add to each request: their schemas, as JSON in OpenAI's format."""
     if not tools:
         return 0
     from langchain_core.utils.function_calling import convert_to_openai_tool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple, TypeAlias
 from uuid import NAMESPACE_OID, uuid4, uuid5
 
@@ -20,24 +20,6 @@ from langchain_core.messages import (
 
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = [
-    "CutPoint",
-    "MessageType",
-    "Size",
-    "cut_tail",
-    "find_cut_point",
-    "group_starts",
-    "index_of",
-    "is_summary",
-    "leading_system_count",
-    "message_types",
-    "trailing_results",
-    "turn_starts",
-    "whole_tool_groups",
-    "with_ids",
-    "with_turn_ids",
-]
-
 MAX_BATCH_MESSAGES = 100
 MAX_BATCH_BYTES = 4_000_000
 
@@ -45,16 +27,7 @@ MAX_BATCH_BYTES = 4_000_000
 def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
     """Return the positions where turns begin; the first message always begins one.
 
-    Args:
-        messages: Any messages, oldest first.
-
-    Returns:
-        Ascending positions, `[]` for no messages. System messages directly before a human message belong to its turn.
-
-    Example:
-        >>> from langchain_core.messages import AIMessage, SystemMessage
-        >>> turn_starts([HumanMessage("a"), AIMessage("b"), SystemMessage("s"), HumanMessage("c"), AIMessage("d")])
-        [0, 2]
+    System messages directly before a human message belong to its turn.
     """
     starts = [0] if messages else []
     for i, message in enumerate(messages):
@@ -88,17 +61,10 @@ def cut_tail(
     max_messages: int | None = None,
     max_tokens: int | None = None,
 ) -> list[BaseMessage]:
-    """Return the newest messages within both limits, beginning at a turn.
+    """Return the newest messages within both limits, beginning at a turn; `tokens` are those of each message.
 
-    Args:
-        messages: Oldest first. May begin anywhere in the conversation: a start at position 0 is taken as sound only if
-            everything fits.
-        tokens: Tokens of each message, same length.
-        max_messages: At most this many messages; None for no limit.
-        max_tokens: At most this many tokens in sum; None for no limit.
-
-    Returns:
-        Oldest first. If even the newest turn is over a limit, its newest whole tool groups that fit, which may be none.
+    If even the newest turn is over a limit, its newest whole tool groups that fit are returned, which may be none. The
+    list may begin anywhere in the conversation: a start at position 0 is taken as sound only if everything fits.
 
     Example:
         >>> from langchain_core.messages import AIMessage
@@ -106,46 +72,31 @@ def cut_tail(
         >>> [m.content for m in cut_tail(talk, [1, 1, 1, 1], max_messages=3)]
         ['c', 'd']
     """
-    first, total = len(messages), 0
-    while first > 0:
-        total += tokens[first - 1]
-        if (max_messages is not None and len(messages) - first + 1 > max_messages) or (
-            max_tokens is not None and total > max_tokens
-        ):
-            break
-        first -= 1
-    starts = turn_starts(messages)
-    if first == 0 or not starts:
+    least = 0 if max_messages is None else max(len(messages) - max_messages, 0)
+    first = least if max_tokens is None else _fitting(messages, tokens.__getitem__, max_tokens, least)
+    if first == 0:
         return list(messages)
-    fitting = [start for start in starts if start >= first]
-    if not fitting:
-        # Even the newest turn is over a limit: cut inside it, but between tool groups.
-        fitting = [start for start in group_starts(messages) if start >= first]
-    return list(messages[fitting[0] :]) if fitting else []
+    # If even the newest turn is over a limit, cut inside it, but between tool groups.
+    for starts in (turn_starts(messages), group_starts(messages)):
+        if fitting := [start for start in starts if start >= first]:
+            return list(messages[fitting[0] :])
+    return []
 
 
 def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Split a long import into `(start, end)` ranges at turn borders; one turn is never divided.
-
-    Args:
-        messages: The batch, oldest first, not empty.
-        sizes: Bytes of each encoded message, same length.
-
-    Returns:
-        One range if the batch is a single turn or within 100 messages and 4 MB, else as few ranges as fit.
-    """
+    """Split a long import into `(start, end)` ranges at turn borders, by the `sizes` of its messages in bytes."""
     # A row is the commit point, so a batch within the limits is one row: its messages become visible together.
     if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
         return [(0, len(messages))]
     ranges: list[tuple[int, int]] = []
     starts = [*turn_starts(messages), len(messages)]
-    begin, count, weight = 0, 0, 0
+    begin, number, weight = 0, 0, 0
     for start, end in pairwise(starts):
         turn_weight = sum(sizes[start:end])
-        if count and (count + end - start > MAX_BATCH_MESSAGES or weight + turn_weight > MAX_BATCH_BYTES):
+        if number and (number + end - start > MAX_BATCH_MESSAGES or weight + turn_weight > MAX_BATCH_BYTES):
             ranges.append((begin, start))
-            begin, count, weight = start, 0, 0
-        count += end - start
+            begin, number, weight = start, 0, 0
+        number += end - start
         weight += turn_weight
     ranges.append((begin, len(messages)))
     return ranges
@@ -157,26 +108,19 @@ def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
-    """Give messages without an id one derived from their turn and position, on copies.
+    """Give messages without an id one derived from user and session, turn and position, on copies.
 
     The same message of the same turn gets the same id in every attempt and in every process.
-
-    Args:
-        messages: The messages of the turn, oldest first.
-        place: User and session.
-        turn_id: The turn's id.
     """
-    found: list[BaseMessage] = []
-    unnamed = 0
-    for message in messages:
-        if not message.id:
-            # Derived, not random: a retry in another process must produce the same id, since both the history and the
-            # memories deduplicate by it.
-            name = str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(unnamed)])))
-            message = message.model_copy(update={"id": name})
-            unnamed += 1
-        found.append(message)
-    return found
+    numbers = count()
+    # Derived, not random: a retry in another process must produce the same id, since both the history and the memories
+    # deduplicate by it.
+    return [
+        m
+        if m.id
+        else m.model_copy(update={"id": str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))})
+        for m in messages
+    ]
 
 
 def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
@@ -240,12 +184,7 @@ def is_summary(message: object) -> bool:
 
 
 def is_note(message: object) -> bool:
-    """Return whether a message is a note with recalled records: a mark is not enough, its id must be its text's hash.
-
-    Example:
-        >>> is_note(HumanMessage("Hello!", response_metadata={"memkit_status": "note"}))
-        False
-    """
+    """Return whether a message is a note with recalled records: a mark is not enough, its id must be its hash."""
     if not isinstance(message, HumanMessage) or message.response_metadata.get(STATUS) != "note":
         return False
     return isinstance(message.content, str) and message.id == note_id(message.content)
@@ -258,10 +197,8 @@ def note_id(content: str) -> str:
 
 def leading_system_count(messages: Sequence[BaseMessage]) -> int:
     """Return the number of leading system messages and summaries."""
-    i = 0
-    while i < len(messages) and (isinstance(messages[i], SystemMessage) or is_summary(messages[i])):
-        i += 1
-    return i
+    rest = (i for i, m in enumerate(messages) if not (isinstance(m, SystemMessage) or is_summary(m)))
+    return next(rest, len(messages))
 
 
 def find_cut_point(
@@ -272,20 +209,13 @@ def find_cut_point(
     lead: int = 0,
     start_on: Sequence[MessageType] | None = None,
 ) -> CutPoint:
-    """Find the longest end of a conversation within a budget.
+    """Find the longest end of a conversation within a budget, from the back: the cost depends on what is kept only.
 
-    It is searched from the back, so that the cost depends on what is kept only.
+    The `lead` first messages are always kept and not counted. `start_on` are the types that the kept end may begin
+    with, system messages aside; None: with a turn.
 
-    Args:
-        messages: Oldest first.
-        size: Tokens of the message at a position.
-        budget: Tokens in sum, without those of the lead.
-        lead: Number of leading messages that are always kept, and so not counted.
-        start_on: Message types that the kept end may begin with, system messages aside; None: with a turn.
-
-    Returns:
-        A cut at a turn's beginning if the newest turn fits. Else the newest human message and after it the newest whole
-        tool groups that fit. Tool results at the very end are kept even if they do not fit.
+    If the newest turn does not fit, its human message is kept and after it the newest whole tool groups that fit. Tool
+    results at the very end are kept even if they do not fit.
     """
     end = len(messages)
     first = _fitting(messages, size, budget, lead)
@@ -344,31 +274,24 @@ def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Seq
     spoken = i
     while spoken < len(messages) - 1 and isinstance(messages[spoken], SystemMessage):
         spoken += 1
-    if start_on is not None and not any(_is_type(messages[spoken], kind) for kind in start_on):
+    said = messages[spoken].type.removesuffix("MessageChunk").lower()
+    if start_on is not None and not any(
+        isinstance(messages[spoken], kind) if isinstance(kind, type) else said == NAMES.get(kind, kind)
+        for kind in start_on
+    ):
         return False
     if isinstance(messages[spoken], HumanMessage):
         return not isinstance(before, HumanMessage)
     return start_on is not None and not isinstance(messages[i], RESULTS)
 
 
-def _is_type(message: BaseMessage, kind: MessageType) -> bool:
-    if isinstance(kind, type):
-        return isinstance(message, kind)
-    return message.type.removesuffix("MessageChunk").lower() == NAMES.get(kind, kind)
-
-
-def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
-    """Validate a `start_on` argument as `trim_messages` takes it: one or several types or their names.
-
-    Raises:
-        ConfigurationError: A value is no message type.
-    """
+def message_types(value: object, name: str) -> tuple[MessageType, ...] | None:
+    """Return a `start_on` argument as `trim_messages` takes it, one or several types or their names, as a tuple."""
     if value is None:
         return None
     kinds = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
     for kind in kinds:
-        known = kind in (*KINDS, *NAMES) if isinstance(kind, str) else isinstance(kind, type)
-        if not known or (isinstance(kind, type) and not issubclass(kind, BaseMessage)):
+        if kind not in (*KINDS, *NAMES) and not (isinstance(kind, type) and issubclass(kind, BaseMessage)):
             msg = f"{name} takes message types or their names ('human', 'ai', 'system', 'tool'), not {kind!r:.50}"
             raise ConfigurationError(msg)
     return kinds or None
@@ -377,50 +300,34 @@ def message_types(value: Any, name: str) -> tuple[MessageType, ...] | None:
 def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Remove tool calls without a result and results without a call, since providers refuse both.
 
-    Args:
-        messages: Oldest first. A call's results are the tool messages that follow its AI message directly.
-
-    Returns:
-        The same objects; copies where a call was removed. An AI message that holds nothing else is left out.
-
-    Example:
-        >>> calls = [{"name": "f", "args": {}, "id": "1"}]
-        >>> whole_tool_groups([HumanMessage("go"), AIMessage("", tool_calls=calls)])
-        [HumanMessage(content='go', additional_kwargs={}, response_metadata={})]
+    A call's results are the tool messages that follow its AI message directly. An AI message that holds nothing else is
+    left out; where a call was removed, the message is a copy.
     """
     kept: list[BaseMessage] = []
-    i = 0
-    while i < len(messages):
-        j = i + 1
-        while j < len(messages) and isinstance(messages[j], RESULTS):
-            j += 1
-        kept += _whole_group(messages[i], messages[i + 1 : j])
-        i = j
+    for begin, end in pairwise([*group_starts(messages), len(messages)]):
+        head, results = messages[begin], messages[begin + 1 : end]
+        if not isinstance(head, AIMessage):
+            kept += [] if isinstance(head, RESULTS) else [head]  # a result without a call is left out
+            continue
+        asked = {call["id"] for call in (*head.tool_calls, *head.invalid_tool_calls)}
+        if not isinstance(head.content, str):
+            asked |= {_call_id(block) for block in head.content if _is_call(block)}
+        answers: dict[str, BaseMessage] = {}
+        for result in results:
+            if isinstance(result, ToolMessage) and result.tool_call_id in asked:
+                answers.setdefault(result.tool_call_id, result)
+        legacy = [
+            r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs
+        ]
+        whole = _with_calls(head, set(answers), legacy=bool(legacy))
+        kept += [] if whole is None else [whole, *legacy, *answers.values()]
     return kept
 
 
-def _whole_group(head: BaseMessage, results: Sequence[BaseMessage]) -> list[BaseMessage]:
-    if isinstance(head, RESULTS):  # a result without a call
-        return []
-    if not isinstance(head, AIMessage):
-        return [head]
-    asked = {call["id"] for call in (*head.tool_calls, *head.invalid_tool_calls)} | _calls_in_content(head)
-    answers: dict[str, BaseMessage] = {}
-    for result in results:
-        if isinstance(result, ToolMessage) and result.tool_call_id in asked:
-            answers.setdefault(result.tool_call_id, result)
-    legacy = [r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs]
-    whole = _with_calls(head, set(answers), legacy=bool(legacy))
-    return [] if whole is None else [whole, *legacy, *answers.values()]
-
-
 def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
-    """Return the message with each answered call once, and no other calls; None if nothing is left.
+    """Return the message with each answered call once, and no others; None if nothing is left.
 
-    Args:
-        message: The message.
-        answered: Ids of the answered calls.
-        legacy: Whether its `function_call` is answered.
+    `legacy` says whether its `function_call` is answered.
     """
     calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
     rest_of = answered - {c["id"] for c in calls}
@@ -442,13 +349,7 @@ def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMe
     return message.model_copy(update={**update, "additional_kwargs": kwargs})
 
 
-def _calls_in_content(message: AIMessage) -> set[Any]:
-    if isinstance(message.content, str):
-        return set()
-    return {_call_id(block) for block in message.content if _is_call(block)}
-
-
-def _is_call(block: Any) -> bool:
+def _is_call(block: object) -> bool:
     return isinstance(block, dict) and block.get("type") in TOOL_BLOCKS
 
 

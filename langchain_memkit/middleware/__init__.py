@@ -1,17 +1,17 @@
 """Durable conversations for agents: a middleware for `langchain.agents.create_agent`.
 
-A run of the agent is a turn: `turn_start` begins or resumes it, `prompt` makes the messages for each call of the model,
-and `turn_end` stores it. A `run` holds the turn within this process; other processes resume it from the agent's
-`state`. Which messages are stored is decided by their ids in the transcript, and by the state's own marker where
-messages have none.
+A run of the agent is a turn: `run` begins, resumes and stores it, `prompt` makes the messages for each call of the
+model. Other processes resume a run from the marker in the agent's state. Which messages are stored is decided by their
+ids in the transcript, and by that marker where messages have none.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, TypeAlias, Unpack
 
 from langchain.agents.middleware.types import (
     AgentMiddleware,
@@ -21,7 +21,7 @@ from langchain.agents.middleware.types import (
     ToolCallRequest,
 )
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
-from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
@@ -30,18 +30,35 @@ from langgraph.types import Command
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._sync import adrive, drive, shielded
-from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor
+from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.fanout import OnLoadError
 from langchain_memkit.messages.trimming import with_ids
-from langchain_memkit.middleware.prompt import NO_USER, memory_tools, shown
-from langchain_memkit.middleware.run import Run, RunHandle, StepCalls, messages_of
-from langchain_memkit.middleware.state import HistoryState, Marker, dialogue_in_state, dialogue_of_run, messages_in
-from langchain_memkit.middleware.turn import TurnStart, check_place, commit, ids_of_call, on_cancel, on_error
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, OpenTurn, TurnOptions
-from langchain_memkit.runnables.session import checked_function
+from langchain_memkit.middleware.run import (
+    AgentTurns,
+    HistoryState,
+    Marker,
+    Run,
+    RunHandle,
+    State,
+    StepCalls,
+    check_place,
+    dialogue_in_state,
+    dialogue_of_run,
+    ids_of_call,
+    messages_in,
+    messages_of,
+)
+from langchain_memkit.middleware.tools import NO_USER, memory_tools
+from langchain_memkit.runnables.saving import OpenTurn, TurnKeywords, TurnOptions
+from langchain_memkit.runnables.session import Configurable, checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
+
+Request: TypeAlias = ModelRequest[Any]
+Response: TypeAlias = ModelResponse[Any] | ExtendedModelResponse[Any]
+ToolResult: TypeAlias = ToolMessage | Command[Any]
+Update: TypeAlias = dict[str, Any]  # of the state
+Context: TypeAlias = Runtime[Any]
 
 MOST_RUNS = 1000  # runs per process whose tool calls are tracked
 TWICE = (
@@ -63,22 +80,15 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     of the config.
 
     Args:
-        get_session_history: Returns the history of a session, as in `create_runnable_with_message_history`, where the
-            options below mean the same.
+        get_session_history: Returns the history of a session, as in `create_runnable_with_message_history`.
         preprocessor: Messages in, messages out, applied to the past; the run's own messages share its budget. If they
             alone outgrow it, the oldest whole tool groups are left out of the view, never the question.
         memories: Further memories for the model; loaded once in a run, before its first model call.
-        before_save: A function from the messages of the turn to those to store.
-        on_save_error: `"raise"` (a `HistoryWriteError` whose `.output` is the state's answer), `"log"`, or a callable.
-        on_model_error: A model or tool raised: `"discard"` stores nothing, `"save_input"` keeps the question.
-        on_abort: The run was cancelled or closed: `"save_partial"` stores what had been said, marked
-            `response_metadata["memkit_status"] = "aborted"`; `"discard"` stores nothing.
-        on_dropped_turn: The session was cleared while the turn ran: `"report"`, `"raise"`, or a callable.
-        on_context_overflow: The prompt exceeds the model's context: `"retry"` once with 70% of the budget, or
-            `"raise"`.
-        on_load_error: A memory cannot be loaded: `"report"`, `"raise"`, or a callable.
         tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
             first `KeyValueMemory.factory(store)` among `memories`.
+        **options: `before_save` and all that begin with `on_`, as in `create_runnable_with_message_history`:
+            `on_model_error` is for tools as well, `on_abort` for runs that are cancelled or closed, and the `.output`
+            of a `HistoryWriteError` is the state's answer.
 
     Raises:
         ConfigurationError: The options do not fit together.
@@ -98,61 +108,37 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     state_schema = HistoryState
 
     def __init__(
-        self,
-        get_session_history: GetSessionHistory,
-        *,
-        preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
-        memories: Sequence[Memory | MemoryFactory | Runnable[str, Any]] = (),
-        before_save: BeforeSave | None = None,
-        on_save_error: OnSaveError = "raise",
-        on_model_error: Literal["discard", "save_input"] = "discard",
-        on_abort: Literal["save_partial", "discard"] = "save_partial",
-        on_dropped_turn: OnDroppedTurn = "report",
-        on_context_overflow: Literal["retry", "raise"] = "retry",
-        on_load_error: OnLoadError = "report",
-        tools: bool = False,
+        self, get_session_history: GetSessionHistory, *, tools: bool = False, **options: Unpack[TurnKeywords]
     ) -> None:
         super().__init__()
-        policy = TurnOptions.of(
-            preprocessor=preprocessor,
-            memories=memories,
-            before_save=before_save,
-            on_save_error=on_save_error,
-            on_model_error=on_model_error,
-            on_abort=on_abort,
-            on_dropped_turn=on_dropped_turn,
-            on_context_overflow=on_context_overflow,
-            on_load_error=on_load_error,
-        )
-        self._policy = policy
-        self.preprocessor = policy.preprocessor
-        self._turns = TurnStart(checked_function(get_session_history), policy)
+        check_arguments(options, MessageHistoryMiddleware.__init__, TurnOptions)
+        self._options = TurnOptions(**options)
+        self.preprocessor = self._options.prompt.preprocessor
+        self._turns = AgentTurns(checked_function(get_session_history), self._options)
         self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
-    def open(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
+    def open(self, value: object, config: RunnableConfig | None = None) -> OpenTurn:
         """Build the first prompt of a run for `explain_turn`: a dry run that calls no model and stores nothing."""
         return drive(self._dry_run(value, ensure_config(config)))
 
-    async def aopen(self, value: Any, config: RunnableConfig | None = None) -> OpenTurn:
+    async def aopen(self, value: object, config: RunnableConfig | None = None) -> OpenTurn:
         """Run `open` asynchronously."""
         return await adrive(self._dry_run(value, ensure_config(config)))
 
-    def before_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+    def before_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Start the turn; messages of the state that the transcript lacks are stored first."""
         return drive(self._begin(state, runtime))
 
-    async def abefore_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+    async def abefore_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Run `before_agent` asynchronously."""
         return await adrive(self._begin(state, runtime))
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+    def wrap_model_call(self, request: Request, handler: Callable[[Request], ModelResponse[Any]]) -> Response:
         """Call the model with the conversation as its prompt; the state keeps its own messages."""
         config = get_config()
-        run = drive(self._run_of(request.state, request.runtime, config))
+        run = drive(self._run_of(request.state, request.runtime.context, config))
         try:
             with run.listening():
                 try:
@@ -165,11 +151,11 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return _answered(run, request.state, response)
 
     async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+        self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
+    ) -> Response:
         """Run `wrap_model_call` asynchronously."""
         config = get_config()
-        run = await adrive(self._run_of(request.state, request.runtime, config))
+        run = await adrive(self._run_of(request.state, request.runtime.context, config))
         try:
             with run.listening():
                 try:
@@ -177,75 +163,64 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 except ContextOverflowError as error:
                     response = await handler(await adrive(self._smaller(run, request, config, error)))
         except BaseException as error:
-            await shielded(functools.partial(self._broken, request, config, error, run))
+            await shielded(partial(self._broken, request, config, error, run))
             raise
         return _answered(run, request.state, response)
 
-    def wrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
-    ) -> ToolMessage | Command[Any]:
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Call the tool and remember its result, so that it can be stored if another tool of the step is cancelled."""
         config = get_config()
-        calls = self._tool_call(request, config)
-        try:
-            result = handler(request)
-        except BaseException as error:
-            drive(self._broken(request, config, error))
-            raise
-        finally:
-            calls.leave()
+        with self._tool_call(request, config) as calls:
+            try:
+                result = handler(request)
+            except BaseException as error:
+                drive(self._broken(request, config, error))
+                raise
         calls.results += messages_of(result)
         return result
 
     async def awrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
-    ) -> ToolMessage | Command[Any]:
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
+    ) -> ToolResult:
         """Run `wrap_tool_call` asynchronously."""
         config = get_config()
-        calls = self._tool_call(request, config)
-        try:
-            result = await handler(request)
-        except BaseException as error:
-            await shielded(functools.partial(self._broken, request, config, error))
-            raise
-        finally:
-            calls.leave()
+        with self._tool_call(request, config) as calls:
+            try:
+                result = await handler(request)
+            except BaseException as error:
+                await shielded(partial(self._broken, request, config, error))
+                raise
         calls.results += messages_of(result)
         return result
 
-    def after_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+    def after_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Store the turn, and close its marker in the state."""
         return drive(self._end(state, runtime))
 
-    async def aafter_agent(self, state: HistoryState, runtime: Runtime[Any]) -> dict[str, Any]:
+    async def aafter_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Run `after_agent` asynchronously."""
         return await shielded(lambda: self._end(state, runtime))
 
     # -- the steps, for both call styles
 
-    async def _dry_run(self, value: Any, config: RunnableConfig) -> OpenTurn:
+    async def _dry_run(self, value: object, config: RunnableConfig) -> OpenTurn:
         if not (isinstance(value, Mapping) and "messages" in value):
             msg = f'the input of an agent is {{"messages": [...]}}, not {type(value).__name__}'
             raise ConfigurationError(msg)
         given = value["messages"]
         messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
         run = await self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
-        seen = await shown(run, self._policy, messages, messages, config, trial=True)
+        seen = await self._turns.prompt(run, messages, messages, config, trial=True)
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
-    def _ids(self, config: RunnableConfig, context: Any) -> dict[str, Any]:
+    def _ids(self, config: RunnableConfig, context: object) -> Configurable:
         ids = ids_of_call(config, context)
         if self._needs_user and ids.get("user_id") is None:
             raise ConfigurationError(NO_USER)
         return ids
 
     def _calls_of(self, marker: Marker | None, *, new: bool = False) -> StepCalls:
-        """Return the calls of a run's current step, shared within this process.
-
-        Args:
-            marker: The run's marker; None if it has none.
-            new: Whether a new step begins, with no calls yet.
-        """
+        """Return the calls of a run's current step, shared within this process; a `new` step has no calls yet."""
         key = marker["key"] if marker else ""
         # Bounded, since a run that is interrupted and never resumed does not reach `_end`.
         if new or key not in self._calls:
@@ -254,7 +229,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 self._calls.pop(old, None)
         return self._calls.get(key) or StepCalls()
 
-    def _seen(self, state: Any) -> list[BaseMessage]:
+    def _seen(self, state: State) -> list[BaseMessage]:
         """Return the messages of the marker's run, those removed from the state included.
 
         They come from this process if it knows the run, else from the state.
@@ -263,7 +238,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
         return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
 
-    async def _begin(self, state: Any, runtime: Any) -> dict[str, Any]:
+    async def _begin(self, state: State, runtime: Context) -> Update:
         config = get_config()
         ids = self._ids(config, runtime.context)
         # The handle is not checkpointed and is removed when a run ends. One that is here already was set by a second
@@ -273,49 +248,50 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         run = await self._turns.begin(state, ids, config, self._seen(state))
         return {"memkit_turn": run.marker, "memkit_run": RunHandle(run), **_emptied(state)}
 
-    async def _run_of(self, state: Any, runtime: Any, config: RunnableConfig) -> Run:
+    async def _run_of(self, state: State, context: object, config: RunnableConfig) -> Run:
         """Return the run of this invocation; if there is none, resume the one that the state's marker names."""
         handle, marker = state.get("memkit_run"), state.get("memkit_turn")
         if isinstance(handle, RunHandle) and not handle.run.finished:
             run = handle.run
         elif marker is not None and not marker["done"]:
-            run = await self._turns.resume(state, ids_of_call(config, runtime.context), config, self._seen(state))
+            run = await self._turns.resume(state, ids_of_call(config, context), config, self._seen(state))
         else:  # the invocation did not pass `before_agent`
-            run = await self._turns.begin(state, ids_of_call(config, runtime.context), config)
+            run = await self._turns.begin(state, ids_of_call(config, context), config)
         run.observe(messages_in(state))
         return run
 
-    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> StepCalls:
+    @contextmanager
+    def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Iterator[StepCalls]:
         """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
         check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
         calls.seen = dialogue_of_run(request.state)
         calls.running += 1
-        return calls
+        try:
+            yield calls
+        finally:
+            calls.running -= 1
+            if calls.failed and not calls.running:  # the last one of a failed step has ended
+                calls.failed, calls.results = False, []
 
-    async def _shown(self, run: Run, request: ModelRequest[Any], config: RunnableConfig) -> ModelRequest[Any]:
+    async def _shown(self, run: Run, request: Request, config: RunnableConfig) -> Request:
         self._calls_of(run.marker, new=True)
-        state: Any = request.state
         given = convert_to_messages(request.messages)
-        messages: list[Any] = await shown(run, self._policy, given, messages_in(state), config)
+        messages: list[Any] = await self._turns.prompt(run, given, messages_in(request.state), config)
         return request.override(messages=messages)
 
     async def _smaller(
-        self, run: Run, request: ModelRequest[Any], config: RunnableConfig, error: ContextOverflowError
-    ) -> ModelRequest[Any]:
+        self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError
+    ) -> Request:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""
-        await self._policy.overflowed(run.context, config, error)
+        await self._options.prompt.shrink(run.context, config, error)
         return await self._shown(run, request, config)
 
     async def _broken(
-        self,
-        request: ModelRequest[Any] | ToolCallRequest,
-        config: RunnableConfig,
-        error: BaseException,
-        run: Run | None = None,
+        self, request: Request | ToolCallRequest, config: RunnableConfig, error: BaseException, run: Run | None = None
     ) -> None:
         """Store what the options ask for after a call raised or was cancelled; nothing after an intended interrupt."""
-        state: Any = request.state
+        state: State = request.state
         calls = self._calls_of(state.get("memkit_turn") if run is None else run.marker)
         if run is not None and run.unsettled:
             calls.seen = run.seen
@@ -323,36 +299,33 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             return
         # Tools of one step run in parallel: when one fails, LangGraph cancels the others. Only the first failure
         # decides what is stored, else the turn would be stored once for each of them.
-        first, policy = calls.fail(), self._policy
-        discarded = policy.on_model_error == "discard" if isinstance(error, Exception) else policy.on_abort == "discard"
-        if discarded or not first:
+        first, calls.failed = not calls.failed, True
+        raised, options = isinstance(error, Exception), self._options
+        if not first or (options.on_model_error if raised else options.on_abort) == "discard":
             return
         if run is None:
-            run = await self._run_of(state, request.runtime, config)
-        if isinstance(error, Exception):
-            await on_error(run, policy, config)
-        else:
-            await on_cancel(run, policy, config, calls.results)
+            run = await self._run_of(state, request.runtime.context, config)
+        await self._turns.stopped(run, error, [] if raised else calls.results, config)
 
-    async def _end(self, state: Any, runtime: Any) -> dict[str, Any]:
+    async def _end(self, state: State, runtime: Context) -> Update:
         config = get_config()
-        run = await self._run_of(state, runtime, config)
-        marker = await commit(run, self._policy, state, config)
+        run = await self._run_of(state, runtime.context, config)
+        marker = await self._turns.commit(run, state, config)
         self._calls.pop(marker["key"], None)
         return {"memkit_turn": marker, "memkit_run": None, **_emptied(state)}
 
 
-def _emptied(state: Any) -> dict[str, Any]:
+def _emptied(state: State) -> Update:
     return {"memkit_seen": []} if state.get("memkit_seen") else {}
 
 
-def _answered(run: Run, state: Any, response: ModelResponse[Any]) -> ModelResponse[Any] | ExtendedModelResponse[Any]:
+def _answered(run: Run, state: State, response: ModelResponse[Any]) -> Response:
     """Record the answer, and update the state after a resume or once other middleware removed messages.
 
     Removed messages are persisted in `memkit_seen`, so that a later resume in another process still stores them.
     """
     run.answered(response.result)
-    update: dict[str, Any] = {}
+    update: Update = {}
     handle = state.get("memkit_run")
     if not (isinstance(handle, RunHandle) and handle.run is run):
         update = {"memkit_run": RunHandle(run), "memkit_turn": run.marker}

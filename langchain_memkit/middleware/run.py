@@ -1,27 +1,168 @@
-"""The state of one agent run in this process: its turn, what was loaded for it, and its messages so far."""
+"""One run of an agent: its marker in the agent's state, its messages so far, and its turn: started, resumed, stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Self
-from uuid import UUID
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from itertools import pairwise, takewhile
+from typing import Annotated, Any, NotRequired, Self, TypedDict
+from uuid import UUID, uuid4
 
+from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
+from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.types import Command
 
-from langchain_memkit.base import HistoryView, Memory, TurnContext
-from langchain_memkit.messages.notes import Record, compose_notes
-from langchain_memkit.messages.trimming import with_turn_ids
-from langchain_memkit.middleware.state import Marker, is_dialogue, is_foreign_summary, turn_started_at
-from langchain_memkit.runnables.saving import OpenTurn
+from langchain_memkit._histories import epoch_at, load_history, seq_of, stored_ids
+from langchain_memkit._sync import Step, as_step, both
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, Turn, TurnContext
+from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.chain_io import aborted
+from langchain_memkit.messages.notes import Record, insert_note, is_note
+from langchain_memkit.messages.text import notification_source
+from langchain_memkit.messages.trimming import (
+    RESULTS,
+    batch_op,
+    group_starts,
+    index_of,
+    is_summary,
+    turn_starts,
+    whole_tool_groups,
+    with_turn_ids,
+)
+from langchain_memkit.preprocessors.budget import Budget
+from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
+from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
 
-__all__ = ["Partial", "Run", "RunHandle", "StepCalls", "gathering", "messages_of"]
+# -- the turn's marker, and where in the state's messages the turn begins
+
+
+class Marker(TypedDict):
+    """Plain JSON that identifies the turn in a checkpoint, so that any process can resume it."""
+
+    key: str  # random id of the run
+    place: str  # user and session of the run, as one text
+    turn_id: str  # idempotency key under which the turn is stored once
+    first: str | None  # id of the run's first message, if it has one
+    start: NotRequired[int]  # its position in the state's messages
+    end: str | None  # id of the last message: of the input while the turn is open, then of the stored turn
+    held: NotRequired[int]  # number of messages in the state then
+    done: bool  # whether the turn was saved
+    epoch: int  # the session's epoch when the turn began; 0 if it had no turn
+    since: str | None  # when the turn began, ISO 8601, by the history's clock; None if unknown
+    base: int  # position in the transcript of the thread's previous turn; 0 if there was none
+    seq: int  # last position in the transcript of this branch of the thread
+    skip: list[list[int]]  # ranges of positions, both ends included, of branches that this thread left
+
+
+class HistoryState(AgentState[Any]):
+    """The agent's state with the middleware's private keys, which are neither input nor output.
+
+    `memkit_turn` is the marker, `memkit_run` the run in this process, which is not checkpointed, and `memkit_seen` the
+    messages of the run once some of them were removed from the state.
+    """
+
+    memkit_turn: NotRequired[Annotated[Marker, PrivateStateAttr]]
+    memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
+    memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
+
+
+State = Mapping[str, Any]
+"""A state as LangGraph hands it over: its keys depend on the agent's other middleware."""
+
+
+def messages_in(state: State) -> list[BaseMessage]:
+    """Return the messages of a state, converted: reducers other than `add_messages` may keep what the caller gave."""
+    return convert_to_messages(state["messages"])
+
+
+def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, settled: bool = False) -> int:
+    """Find the position of the first message that the transcript may not have, given the previous run's marker.
+
+    A message is found by its id. Where it has none (states with another reducer than LangGraph's `add_messages`), the
+    number of messages that the state held decides. `settled` ignores that, as the session was cleared since.
+    """
+    if marker is None:
+        return 0
+    done = settled or marker["done"]
+    message_id = marker["end"] if done else marker["first"]
+    start = index_of(messages, message_id)
+    if start >= 0:
+        start += 1 if done else 0
+    elif message_id is not None:  # it had an id that is gone, so nothing is known
+        start = 0
+    else:
+        held = marker.get("held", 0) if done else marker.get("start", 0)
+        start = min(held, len(messages))
+    if start >= len(messages) and messages and isinstance(messages[-1], HumanMessage):
+        # A reducer has shortened the list below the length in the marker; the input is new all the same.
+        return start_of_turn(messages, 0)
+    return start
+
+
+def start_of_turn(messages: Sequence[BaseMessage], start: int) -> int:
+    """Return the position of the last turn from `start` on; unanswered questions before it belong to it."""
+    starts = turn_starts(messages[start:])
+    return start + (starts[-1] if starts else 0)
+
+
+def dialogue_of_run(state: State) -> list[BaseMessage]:
+    """Return the messages of the marker's run, removed ones included."""
+    marker: Marker | None = state.get("memkit_turn")
+    seen: list[BaseMessage] = list(state.get("memkit_seen") or [])
+    if marker is None or marker["done"]:
+        return seen
+    messages = messages_in(state)
+    start = unstored_start(messages, marker)
+    own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
+    return in_state_order(seen, [m for m in own if is_dialogue(m)])
+
+
+def in_state_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the run's messages in state order, preferring the state's current copy, with newer ones at the end."""
+    current = {m.id: m for m in messages}
+    before = {m.id for m in seen}
+    return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
+
+
+def dialogue_in_state(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the run's messages up to the last one that is still in the state; later ones were taken back."""
+    current = {m.id for m in messages}
+    last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
+    return list(seen[: last + 1])
+
+
+def turn_started_at(marker: Marker) -> datetime | None:
+    """Return when the turn began, by the history's clock; None if unknown."""
+    return datetime.fromisoformat(marker["since"]) if marker["since"] else None
+
+
+def is_foreign_summary(message: BaseMessage) -> bool:
+    """Return whether the message is a summary that LangChain's `SummarizationMiddleware` put in place of others."""
+    return notification_source(message) == "summarization"
+
+
+def is_dialogue(message: BaseMessage) -> bool:
+    """Return whether the message belongs in the transcript: it is neither a summary nor a note of memories."""
+    return not (is_foreign_summary(message) or is_summary(message) or is_note(message))
+
+
+# -- the run
 
 _current: ContextVar[Partial | None] = ContextVar("memkit_partial", default=None)
 register_configure_hook(_current, inheritable=False)
@@ -36,7 +177,7 @@ class Partial(BaseCallbackHandler):
         self._chunks: dict[UUID, list[BaseMessage]] = {}
         self._text: dict[UUID, str] = {}
 
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chat_model_start(self, serialized: object, messages: object, *, run_id: UUID, **kwargs: Any) -> None:
         """Begin a call; chunks of an earlier attempt are discarded."""
         self._chunks, self._text = {run_id: []}, {}
 
@@ -52,7 +193,7 @@ class Partial(BaseCallbackHandler):
         if delta.get("type") == "text-delta":
             self._text[run_id] = self._text.get(run_id, "") + str(delta.get("text") or "")
 
-    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_end(self, response: object, *, run_id: UUID, **kwargs: Any) -> None:
         """Drop a call that ended: its answer is complete."""
         self._chunks.pop(run_id, None)
 
@@ -67,57 +208,31 @@ class Partial(BaseCallbackHandler):
         return []
 
 
-@contextmanager
-def gathering(partial: Partial) -> Iterator[None]:
-    """Let `partial` listen to the models that are called inside the `with` block."""
-    token = _current.set(partial)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
 @dataclass(eq=False, slots=True)
 class Run:
-    """One run of the agent, from its input (or from where it was resumed) to its answer.
+    """One run of the agent, from its input (or from where it was resumed) to its answer."""
 
-    Attributes:
-        place: User and session, as one text.
-        marker: The turn's marker, as the state holds it.
-        older: Ids of the state's messages that came before the run.
-        older_unnamed: Number of the state's messages without an id that came before the run.
-        history: The history in which the turn is stored.
-        native: Whether that is one of memkit's own.
-        memories: The session's further memories.
-        view: The history as it was read.
-        known: Ids of the run's messages that are stored already.
-        loaded: Records that the memories returned; None until they are loaded.
-        context: The turn's context, which preprocessors read.
-        finished: Whether the turn is saved.
-        replayed: Position of the stored turn if the run repeats one; else None.
-        unsettled: Whether messages were removed from the state and this is not persisted in it yet.
-        partial: Collects what the model says in the current call.
-    """
-
-    place: str
-    marker: Marker
-    older: set[str]
-    older_unnamed: int
-    history: Any
-    native: bool
-    memories: list[Memory]
-    view: HistoryView
-    known: set[str] = field(default_factory=set)
-    loaded: list[Record] | None = None
-    context: TurnContext = field(default_factory=TurnContext)
-    finished: bool = False
-    replayed: int | None = None
-    unsettled: bool = False
-    partial: Partial = field(default_factory=Partial)
+    session: BoundSession
+    marker: Marker  # as the state holds it
+    view: HistoryView  # the history as it was read
+    known: set[str]  # ids of the run's messages that are stored already
+    older: set[str] = field(default_factory=set)  # ids of the state's messages that came before the run
+    older_unnamed: int = 0  # number of those without an id
+    loaded: list[Record] | None = None  # what the memories returned
+    context: TurnContext = field(default_factory=TurnContext)  # which preprocessors read
+    finished: bool = False  # the turn is saved
+    replayed: int | None = None  # position of the stored turn that the run repeats
+    unsettled: bool = False  # messages were removed from the state, and this is not persisted in it yet
+    partial: Partial = field(default_factory=Partial)  # collects what the model says in the current call
     _seen: dict[str, BaseMessage] = field(default_factory=dict)
     _removed: set[str] = field(default_factory=set)
     _summaries: set[str] | None = None
     _answers: list[str] = field(default_factory=list)
+
+    def start_at(self, messages: Sequence[BaseMessage], first: int) -> None:
+        """Count the state's messages before a position as older than the run, unless they recur after it."""
+        self.older = {m.id for m in messages[:first] if m.id} - {m.id for m in messages[first:]}
+        self.older_unnamed = sum(not m.id for m in messages[:first])
 
     def remember(self, seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> None:
         """Restore the messages of an earlier part of the run, some of which the state may have lost."""
@@ -133,15 +248,14 @@ class Run:
     def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return those of the state's messages that belong to the run, each with an id."""
         found = [messages[i] for i in self._own_positions(messages)]
-        return [m for m in with_turn_ids(found, [self.place], self.marker["turn_id"]) if is_dialogue(m)]
+        named = with_turn_ids(found, [self.marker["place"]], self.marker["turn_id"])
+        return [m for m in named if is_dialogue(m)]
 
     def own_of_request(self, given: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the run's messages in a request, as other middleware left them.
 
-        Args:
-            given: The messages of the request.
-            messages: The messages of the state. A request with the same ids is the state's, edited in place; else
-                messages without an id are searched from the back, since the run's own come last.
+        A request with the ids of the state's messages is those, edited in place; else messages without an id are
+        searched from the back, since the run's own come last.
         """
         # The usual case: other middleware has added and removed nothing, so positions in the state are valid in the
         # request.
@@ -174,6 +288,28 @@ class Run:
                 found.append(i)
         return found
 
+    def past(self, given: Sequence[BaseMessage], own: set[str], *, summarized: bool) -> list[BaseMessage]:
+        """Return the transcript before the run, without the messages `own` and the branches that this thread left."""
+        read = self.view.messages
+        if not isinstance(read, HistoryMessages):
+            return [m for m in read if m.id not in own]
+        start = 0
+        if summarized:  # the transcript begins at the oldest message that the summary kept
+            old = {m.id for m in given if m.id in self.older and not is_foreign_summary(m)}
+            start = next((i for i, m in enumerate(read) if m.id in old), 0)
+            if not old:  # turns that others added since the thread's last one were not summarized
+                start = next((i for i, t in enumerate(read.turns) if t.seq > self.marker["base"]), len(read))
+        hidden, places = set[str](), list[int]()
+        for i in range(start, len(read)):
+            turn = read.turns[i]
+            # A row with one of the run's messages, an aborted attempt for instance, is part of the run: the state has
+            # it.
+            if read[i].id in own:
+                hidden.add(turn.op)
+            if not (turn.op in hidden or any(begin <= turn.seq <= end for begin, end in self.marker["skip"])):
+                places.append(i)
+        return read if len(places) == len(read) else read.selected(places)
+
     def observe(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Synchronize with the state's messages and return all messages of the run, removed ones included.
 
@@ -191,7 +327,16 @@ class Run:
         gone = (self._seen.keys() if summarized else set(order[:last])) - current.keys() - self._removed
         self._removed |= gone
         self._summaries, self.unsettled = summaries, self.unsettled or bool(gone)
-        self._seen = _merged(self._seen, current, self._removed)
+        # Removed messages keep their former positions; new ones come after the known ones.
+        place = {name: i for i, name in enumerate(self._seen)}
+        left = [name for name in self._seen if name in self._removed and name not in current]
+        merged: dict[str, BaseMessage] = {}
+        for name, message in current.items():
+            while left and place[left[0]] < place.get(name, len(place)):
+                taken = left.pop(0)
+                merged[taken] = self._seen[taken]
+            merged[name] = message
+        self._seen = merged | {name: self._seen[name] for name in left}
         return self.seen
 
     def answered(self, messages: Sequence[BaseMessage]) -> None:
@@ -212,38 +357,35 @@ class Run:
     def listening(self) -> Iterator[None]:
         """Collect what the model says while it is called in the `with` block."""
         self.partial = Partial()
-        with gathering(self.partial):
+        token = _current.set(self.partial)
+        try:
             yield
+        finally:
+            _current.reset(token)
 
     def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
         """Return the run's turn in the form that `TurnOptions` saves."""
-        epoch = self.marker["epoch"] if self.native else None
+        history, native, memories = self.session
+        epoch = self.marker["epoch"] if native else None
         # A resumed run may have started the session itself: its marker's epoch then differs from the one read now.
-        stands = self.native and self.view.seq > 0 and self.view.epoch == epoch
+        stands = native and self.view.seq > 0 and self.view.epoch == epoch
         return OpenTurn(
-            history=self.history,
-            native=self.native,
-            memories=self.memories,
+            history=history,
+            native=native,
+            memories=memories,
             turn_id=self.marker["turn_id"],
             epoch=epoch,
             since=turn_started_at(self.marker),
             new=new,
-            shown=[],
-            asked=[],
-            input=None,
             config=config,
             in_graph=True,
             replayed=self.replayed is not None,
-            begun=stands and not getattr(self.history, "ttl", None),
+            begun=stands and not getattr(history, "ttl", None),
             head=self.view.head,
         )
 
-    def note(self, shown: Sequence[BaseMessage]) -> BaseMessage | None:
-        """Return the note with recalled records that `shown` does not contain; None if nothing is left."""
-        return compose_notes(self.loaded or [], shown)
 
-
-class RunHandle(dict[str, Any]):
+class RunHandle(dict[str, object]):
     """Reference to a run in the agent's state: an empty dict, since update streams show it and may be turned into JSON.
 
     It is never checkpointed, so each invocation has its own.
@@ -253,60 +395,363 @@ class RunHandle(dict[str, Any]):
         super().__init__()
         self.run = run
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """Return itself: copies of the state share the run."""
         return self
 
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[()]]:
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[()]]:
         """Pickle as an empty dict: other processes do not know the run."""
         return dict, ()
 
 
 @dataclass(slots=True)
 class StepCalls:
-    """The model and tool calls in one step of a run, as far as they must know of each other in this process.
+    """The model and tool calls in one step of a run, as far as they must know of each other in this process."""
 
-    Attributes:
-        running: Number of tools that are running.
-        failed: Whether one of them raised or was cancelled: cancellations that follow are not the caller's.
-        results: Results of tools that the state does not have yet.
-        seen: The run's messages when a call raised after some had been removed from the state.
-    """
-
-    running: int = 0
-    failed: bool = False
-    results: list[BaseMessage] = field(default_factory=list)
-    seen: list[BaseMessage] = field(default_factory=list)
-
-    def leave(self) -> None:
-        """Unregister a tool call; when the last one of a failed step has ended, reset the step."""
-        self.running -= 1
-        if self.failed and not self.running:
-            self.failed, self.results = False, []
-
-    def fail(self) -> bool:
-        """Mark the step as failed; return whether this is its first failure."""
-        first, self.failed = not self.failed, True
-        return first
+    running: int = 0  # number of tools that are running
+    failed: bool = False  # one of them raised or was cancelled: cancellations that follow are not the caller's
+    results: list[BaseMessage] = field(default_factory=list)  # those that the state does not have yet
+    seen: list[BaseMessage] = field(default_factory=list)  # the run's messages when a call raised
 
 
-def _merged(seen: dict[str, BaseMessage], current: dict[str, BaseMessage], removed: set[str]) -> dict[str, BaseMessage]:
-    """Merge current messages with removed ones, which keep their former positions."""
-    place = {name: i for i, name in enumerate(seen)}
-    left = [name for name in seen if name in removed and name not in current]
-    merged: dict[str, BaseMessage] = {}
-    for name, message in current.items():
-        while left and place[left[0]] < place.get(name, len(seen)):  # new messages come after the known ones
-            taken = left.pop(0)
-            merged[taken] = seen[taken]
-        merged[name] = message
-    return merged | {name: seen[name] for name in left}
-
-
-def messages_of(result: Any) -> list[BaseMessage]:
+def messages_of(result: object) -> list[BaseMessage]:
     """Return the tool messages in a tool's return value: a message, a command, or several of these."""
     if isinstance(result, Command):
         result = result.update.get("messages") if isinstance(result.update, Mapping) else None
     if isinstance(result, (list, tuple)):
         return [message for part in result for message in messages_of(part)]
     return [result] if isinstance(result, ToolMessage) else []
+
+
+# -- its turn
+
+
+def ids_of_call(config: RunnableConfig, context: object) -> Configurable:
+    """Return the ids of a call. A user_id of the runtime context, which the app sets, overrides that of the config."""
+    given = {k: v for k, v in (config.get("configurable") or {}).items() if not k.startswith(("__", "checkpoint_"))}
+    user_id = context.get("user_id") if isinstance(context, Mapping) else getattr(context, "user_id", None)
+    return given if user_id is None else {**given, "user_id": user_id}
+
+
+def session_of_run(configurable: Configurable) -> str:
+    """Return user and session as one text."""
+    session_id = configurable.get("session_id", configurable.get("thread_id"))
+    return f"{configurable.get('user_id')!r} {session_id!r}"
+
+
+def check_place(marker: Marker | None, configurable: Configurable) -> None:
+    """Refuse to resume a run of another user or session, before anything of it is called."""
+    if marker is not None and not marker["done"] and marker["place"] != session_of_run(configurable):
+        msg = (
+            "this run was begun for another user or session. Resume it with the same session_id (or thread_id) and "
+            "user_id, in the config or in the runtime context."
+        )
+        raise ConfigurationError(msg)
+
+
+def config_of_turn(config: RunnableConfig, history: object, context: TurnContext) -> RunnableConfig:
+    """Return the config for memories and preprocessors of the turn, with history and context in `configurable`."""
+    known = {**(config.get("configurable") or {}), "message_history": history, CONTEXT: context}
+    # LangGraph's tag: models called to build the context are not streamed as the agent's.
+    return {**config, "configurable": known, "tags": [*(config.get("tags") or []), "nostream"]}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTurns:
+    """Starts, resumes and stores the turns of one middleware."""
+
+    get_session_history: GetSessionHistory
+    options: TurnOptions
+
+    async def begin(
+        self,
+        state: State,
+        configurable: Configurable,
+        config: RunnableConfig,
+        seen: Sequence[BaseMessage] = (),
+        *,
+        trial: bool = False,
+    ) -> Run:
+        """Start a run with new input; messages of the state that the transcript lacks are stored first.
+
+        `seen` are the messages of the previous run, removed ones included. A trial stores nothing.
+        """
+        messages = messages_in(state)
+        before: Marker | None = state.get("memkit_turn")
+        place, turn_id = session_of_run(configurable), turn_id_of(configurable)
+        session = await self.bind(configurable)
+        start = unstored_start(messages, before)
+        first = start_of_turn(messages, start)
+        # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
+        # lookup below recognizes them, and a second attempt to store them changes nothing.
+        namer = f"{turn_id}:before"
+        if before is not None:
+            namer = f"{before['turn_id']}:after" if before["done"] else before["turn_id"]
+        named = with_turn_ids(messages[start:], [place], namer)
+        known, view = await self._read(session, [m.id or "" for m in (*seen, *named)], messages[first:], config)
+        moved = before is not None and before["place"] != place
+        # Without a marker the thread is new, unless messages of this very turn are stored already.
+        may_fork = not moved and (before is not None or {m.id for m in named[first - start :]} & known)
+        # LangGraph puts the checkpoint that the caller addressed into the metadata: the branch after it is left.
+        seq, addressed = before["seq"] if before else 0, (config.get("metadata") or {}).get("checkpoint_id")
+        left_branch = [[seq + 1, view.seq]] if may_fork and addressed and view.seq > seq else []
+        skip = [*before["skip"], *left_branch] if before is not None and not moved else left_branch
+        cleared = before is not None and await _is_cleared(session, before, view)
+        if before is not None and (cleared or moved):
+            # What the state held then must not come back after a clear, nor move to another user or session.
+            start = unstored_start(messages, before, settled=True)
+            first = start_of_turn(messages, start)
+            if moved and not before["done"]:  # whose the messages in between are is unknown: leave them out
+                start = first
+            before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
+        # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
+        left = [] if cleared else in_state_order(seen, named[: first - start])
+        left = [m for m in left if m.id not in known and is_dialogue(m)]
+        if before is not None and not before["done"]:
+            first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
+        marker = _open_marker(place, turn_id, messages, first, view)
+        marker["base"], marker["skip"] = before["seq"] if before else 0, skip
+        # A branch is stored whole, beginning with its question.
+        run = Run(session, marker, view, set() if left_branch else known)
+        run.start_at(messages, first)
+        # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
+        if left and not (before is None and await _was_cleared(session, view)):
+            if trial:  # show the messages as if they had been stored
+                run.view = view._replace(messages=[*view.messages, *left])
+            else:
+                await self._adopt(run, left, before, messages, start, config)
+        run.observe(messages)
+        return run
+
+    async def resume(
+        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Sequence[BaseMessage] = ()
+    ) -> Run:
+        """Resume a run that another invocation, perhaps in another process, started; the state has its marker."""
+        messages = messages_in(state)
+        marker: Marker = state["memkit_turn"]
+        check_place(marker, configurable)
+        session = await self.bind(configurable)
+        start = unstored_start(messages, marker)
+        own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
+        ids = {m.id for m in (*seen, *messages, *own) if m.id}
+        known, view = await self._read(session, sorted(ids), messages[start:], config)
+        run = Run(session, marker, view, known)
+        run.start_at(messages, start)
+        # The run's first message was removed, so its start is unknown: stored messages count as older than the run.
+        if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:
+            run.older |= known
+        if session.native and known & {m.id for m in own}:
+            # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
+            run.replayed = await seq_of(session.history, batch_op([], marker["turn_id"]), marker["seq"])
+        # The turn is stored already, so this repeats it or its last steps from an older checkpoint. It is stored
+        # again as a branch, and the positions from the first attempt on are skipped in its prompts.
+        if run.replayed:
+            run.known = set()
+            run.marker = {**marker, "seq": view.seq, "skip": [*marker["skip"], [run.replayed, view.seq]]}
+        run.remember(seen, messages)
+        return run
+
+    async def bind(self, configurable: Configurable) -> BoundSession:
+        """Return the history of a call and its further memories, without reading them."""
+        history = await session_history(self.get_session_history, None, configurable)
+        outer = configurable.get("message_history")
+        ids = [(getattr(each, "user_id", None), getattr(each, "session_id", each)) for each in (outer, history)]
+        if outer is not None and ids[0] == ids[1]:
+            msg = (
+                "the agent runs inside create_runnable_with_message_history over the same conversation, so each turn "
+                "would be stored twice. Leave out one of the two, or give the agent a session_id of its own."
+            )
+            raise ConfigurationError(msg)
+        return await self.options.prompt.bind(None, configurable, history)
+
+    async def _read(
+        self, session: BoundSession, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
+    ) -> tuple[set[str], HistoryView]:
+        """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
+        view, beside = self._view(session, asked, config), self.options.prompt.beside
+        if session.native:
+            return await beside(session.memories, both(stored_ids(session.history, ids), view))
+        found = await beside(session.memories, view)
+        return {m.id for m in found.messages if m.id}, found
+
+    def _view(self, session: BoundSession, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:
+        inside = config_of_turn(config, session.history, TurnContext(asked))
+        chain = self.options.prompt.preprocessor
+        return as_step(lambda: load_history(session.history, chain, inside, native=session.native))
+
+    async def _adopt(
+        self,
+        run: Run,
+        left: list[BaseMessage],
+        before: Marker | None,
+        messages: Sequence[BaseMessage],
+        start: int,
+        config: RunnableConfig,
+    ) -> None:
+        """Store messages of the state that the transcript lacks, one row per turn; repeating it changes nothing.
+
+        If that fails without raising, the marker starts before them, at `start`: the next run tries again.
+        """
+        asked = messages[run.marker["start"] :]
+        for begin, end in pairwise([*turn_starts(left), len(left)]):
+            said = left[begin:end]
+            whole = whole_tool_groups(said)
+            if whole != said:  # a tool call was still waiting for its result when the user went on
+                said = aborted(said) or whole
+            turn = replace(run.turn(said, config), turn_id=batch_op(said, None))
+            if before is not None:
+                if not (before["done"] or begin or before["turn_id"] == run.marker["turn_id"]):
+                    # Under the previous turn's own id: of two concurrent runs each then stores only the messages
+                    # that the other has not.
+                    turn = replace(turn, turn_id=before["turn_id"])
+                # With the epoch of the earlier run: if the session was cleared meanwhile, the append is refused.
+                if before["epoch"]:
+                    turn = replace(turn, epoch=before["epoch"], since=turn_started_at(before))
+            if said and await self.options.save(turn, None, said) == UNSAVED:
+                run.marker = {**run.marker, "first": messages[start].id, "start": start}
+                run.start_at(messages, start)
+                break
+        run.view = await self._view(run.session, asked, config)
+
+    async def prompt(
+        self,
+        run: Run,
+        given: Sequence[BaseMessage],
+        messages: Sequence[BaseMessage],
+        config: RunnableConfig,
+        *,
+        trial: bool = False,
+    ) -> list[BaseMessage]:
+        """Build the messages for one call of the model from those of its request and of the state.
+
+        A summary of LangChain's `SummarizationMiddleware` comes first, then past, note and the run's own messages.
+        """
+        summary = [m for m in given if is_foreign_summary(m)][-1:]
+        # From the request, not from the state: other middleware may have edited the messages for this call.
+        own = run.own_of_request(given, messages)
+        past = run.past(given, {m.id for m in (*own, *run.own(messages)) if m.id}, summarized=bool(summary))
+        context, prompt = run.context, self.options.prompt
+        context.asked, context.past, context.notes = [*summary, *own], past, []
+        inside = config_of_turn(config, run.session.history, context)
+        # Memories are loaded once per run, so that later calls of the same run see the same note.
+        if run.loaded is None:
+            view = run.view._replace(messages=past)
+            run.loaded = await prompt.load(run.session.memories, view, own, inside, trial=trial)
+        kept, note = await prompt.compose(context, run.loaded, past, inside)
+        chain = prompt.preprocessor
+        budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
+        if budget is not None:
+            fit = partial(budget.fit_run, own, [*summary, *context.notes], context.scale)
+            own = await budget.counting(fit)
+        # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.
+        last = len(kept)
+        if kept and own and isinstance(own[0], RESULTS):
+            last = group_starts(kept)[-1]
+        kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
+        before, after = insert_note(kept, own, note, apart=False)
+        return [*summary, *before, *after]
+
+    async def commit(self, run: Run, state: State, config: RunnableConfig) -> Marker:
+        """Store the turn as the other middleware left it, and return the updated marker for the state."""
+        messages = messages_in(state)
+        new = run.unstored(run.observe(messages))
+        # Late results of a run that was stopped follow their tool calls again, since they were stored without them.
+        late = [
+            m.tool_call_id for m in takewhile(lambda m: isinstance(m, ToolMessage), new) if isinstance(m, ToolMessage)
+        ]
+        said = [m for m in run.own(messages) if isinstance(m, AIMessage)] if late else []
+        if calls := [call for m in said for call in m.tool_calls if call["id"] in late]:
+            new = [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new]
+        run.finished = True
+        seq: int | None = None
+        if new:
+            output = {key: state[key] for key in ("messages", "structured_response") if key in state}
+            # The leading messages without an answer are the turn's input: retries compare by them.
+            asked = list(takewhile(lambda m: m.type in ("human", "system"), new))
+            seq = await self.options.save(run.turn(asked, config), output, new)
+        if run.replayed is not None and seq == run.replayed:  # the same messages again, so there is no new branch
+            run.marker = {**run.marker, "skip": run.marker["skip"][:-1]}
+        # The failure was reported, not raised. The marker stays open: the state has the messages, and the next run
+        # stores them.
+        if seq == UNSAVED:
+            return run.marker
+        end, epoch = (messages[-1].id if messages else None), run.marker["epoch"]
+        if run.session.native and seq and not epoch:  # the session's first turn has drawn the epoch
+            epoch = await epoch_at(run.session.history, seq) or 0
+        seq = seq or run.marker["seq"]
+        return {**run.marker, "done": True, "end": end, "held": len(messages), "epoch": epoch, "seq": seq}
+
+    async def stopped(
+        self, run: Run, error: BaseException, results: Sequence[BaseMessage], config: RunnableConfig
+    ) -> None:
+        """Apply `on_model_error` after a model or a tool raised, or `on_abort` after the run was cancelled in a call.
+
+        `results` are those that tools of the same step had returned.
+        """
+        asked, said = run.said(results)
+        turn = run.turn(asked, config)
+        # What is stored gets an id of its own, so a later save of this run must leave it out.
+        if isinstance(error, Exception):
+            await self.options.model_failed(turn)
+            run.known |= {m.id for m in asked if m.id}
+        else:
+            await self.options.save_partial(turn, lambda: said, {"messages": [*asked, *said]})
+            run.known |= {m.id for m in (*asked, *said) if m.id}
+
+
+def _already_asked(
+    messages: Sequence[BaseMessage], named: Sequence[BaseMessage], known: set[str], retried: bool
+) -> int:
+    """Count the input's leading messages that belong to the past, after a run that was not finished.
+
+    They are stored, or a retry with the same turn id (`retried`) asks them again.
+    """
+    count = 0
+    for message, with_id in zip(messages[:-1], named, strict=False):
+        again = isinstance(message, HumanMessage) and message.content == messages[-1].content
+        if not (with_id.id in known or (retried and again and messages[-1].type == message.type)):
+            break
+        count += 1
+    return count
+
+
+def _open_marker(place: str, turn_id: str, messages: Sequence[BaseMessage], first: int, view: HistoryView) -> Marker:
+    return Marker(
+        key=uuid4().hex,
+        place=place,
+        turn_id=turn_id,
+        first=messages[first].id if first < len(messages) else None,
+        start=first,
+        end=messages[-1].id if messages else None,
+        held=len(messages),
+        done=False,
+        epoch=view.epoch,
+        since=view.read_at.isoformat() if view.read_at else None,
+        base=0,
+        seq=view.seq,
+        skip=[],
+    )
+
+
+async def _was_cleared(session: BoundSession, view: HistoryView) -> bool:
+    """Return whether the session may have been cleared at some time: it has no turn at position 1 any more.
+
+    It is also true if the first turns expired, since expired text must not be stored again either.
+    """
+    if not (session.native and view.epoch):
+        return False
+    history = session.history
+    first: Turn | None = await Step(
+        lambda: next(history.iter_turns(), None), lambda: anext(aiter(history.aiter_turns()), None)
+    )
+    return first is None or first.seq > 1
+
+
+async def _is_cleared(session: BoundSession, before: Marker, view: HistoryView) -> bool:
+    """Return whether the session was cleared since the previous run, which shows in another epoch.
+
+    An open run that began before the session's first turn has no epoch to compare; then `_was_cleared` decides.
+    """
+    if not session.native or before["epoch"] == view.epoch:
+        return False
+    return before["epoch"] != 0 or (not before["done"] and await _was_cleared(session, view))

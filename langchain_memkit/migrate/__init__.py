@@ -4,8 +4,8 @@ Every turn keeps the idempotency key it is stored under, so a second run adds on
 finished by the next one. Whatever cannot be read is counted and named.
 """
 
-# How the modules fit together: `sources` (with `foreign`, `threads` and `joining` for other packages) reads, `writing`
-# writes; `moving` connects two stores, `files` a store and the format in `lines`.
+# How the modules fit together: `sources` (with `foreign` for other packages) reads, `transfer` writes and connects two
+# stores, `jsonl` connects a store and a file.
 from __future__ import annotations
 
 from langchain_memkit.migrate.foreign import (

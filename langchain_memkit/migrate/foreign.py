@@ -5,159 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from langchain_memkit.backends.community import DatabaseTable, read_message_file
-from langchain_memkit.backends.sqlite.foreign import CheckpointFile, MessageTable
+from langchain_memkit.backends.sqlite.inspection import MessageTable, Older, checkpoints_in
 from langchain_memkit.base import Turn, check_id, check_path
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError, MissingExtraError
 from langchain_memkit.messages.codec import decode_legacy_message
-from langchain_memkit.migrate.sources import Conversation, ConversationSource, message_turn, unreadable
+from langchain_memkit.migrate.sources import Conversation, ConversationSource, message_turn, unreadable, utc_date
 
 __all__ = ["langchain_file_source", "langchain_memory_source", "langchain_sql_source", "langgraph_source"]
-
-
-@dataclass(frozen=True)
-class ThreadSource:
-    """Source over the threads of a checkpointer."""
-
-    checkpoints: Any
-    channel: str
-
-    def __post_init__(self) -> None:
-        import langchain_memkit.backends.langgraph_checkpoints  # noqa: F401  # fails now if an extra is missing
-
-    def size(self) -> None:
-        """Return None: messages are counted when a thread is read."""
-
-    def conversations(self) -> Iterator[Conversation]:
-        """Iterate over the threads."""
-        from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
-
-        with closing(self.checkpoints.rows()) as rows:
-            for thread_id, kind, blob, metadata, older in rows:
-                owner, problem = _owner(metadata)
-                problems = [problem] if problem else []
-                try:
-                    state = decode_checkpoint(kind, blob)
-                    if self._keeps_differences(state):
-                        state["channel_values"][self.channel] = self._replayed(state, older, problems)
-                except MessageDecodeError as error:
-                    yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
-                else:
-                    # By id, since an agent with `MessageHistoryMiddleware` may have stored the same messages under
-                    # other turns.
-                    yield Conversation(thread_id, owner, partial(self._turns, thread_id, state, problems), by_id=True)
-
-    def _keeps_differences(self, state: Any) -> bool:
-        """Return whether the channel is a `DeltaChannel`: it was written to, but the checkpoint lacks its value."""
-        values = state.get("channel_values") if isinstance(state, dict) else None
-        versions = state.get("channel_versions") if isinstance(state, dict) else None
-        written = isinstance(versions, dict) and self.channel in versions
-        return written and isinstance(values, dict) and self.channel not in values
-
-    def _replayed(self, latest: Any, older: Any, problems: list[str]) -> list[Any]:
-        """Rebuild the channel's list from the last checkpoint that holds it whole and the writes since."""
-        from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint, replayed
-
-        seed, version = None, None
-        steps: list[list[Any]] = []
-        for found in older(self.channel):
-            if found is None:
-                problems.append("a checkpoint that it is built on is gone: what was said before it is not there")
-                break
-            kind, blob, writes = found
-            # `older` goes from the newest checkpoint to the oldest, so the writes are replayed in reverse order of this
-            # list.
-            steps.append([decode_checkpoint(*write) for write in writes])
-            state = decode_checkpoint(kind, blob)
-            values = state.get("channel_values") if isinstance(state, dict) else None
-            if isinstance(values, dict) and self.channel in values:
-                seed, version = values[self.channel], (state.get("channel_versions") or {}).get(self.channel)
-                break
-        if not any(steps) and version != latest["channel_versions"][self.channel]:
-            problems.append(f"no writes of its {self.channel!r} were found (another writes_collection_name?)")
-        return replayed(seed, (write for step in reversed(steps) for write in step))
-
-    def _turns(self, thread_id: Any, state: Any, problems: list[str]) -> Iterator[Turn]:
-        from langchain_memkit.backends.langgraph_checkpoints import decode_message_of_graph
-
-        for problem in problems:
-            yield unreadable(f"thread: {problem}")
-        values = state.get("channel_values") if isinstance(state, dict) else None
-        stored = values.get(self.channel) if isinstance(values, dict) else None
-        if not isinstance(stored, list):
-            yield unreadable(f"thread: {self._why_nothing(state)}")
-            return
-        when = _date(state.get("ts"))
-        messages: list[BaseMessage] = []
-        for i, value in enumerate(stored):
-            try:
-                message, lost = decode_message_of_graph(value)
-            except MessageDecodeError as error:
-                yield unreadable(f"message {i}: {error}")
-                continue
-            if message.additional_kwargs.get("lc_source") == "summarization":
-                yield unreadable(f"message {i}: a summary of SummarizationMiddleware; what it stands for is not there")
-                continue
-            messages.append(message)
-            name = ("graph", message.id, "") if message.id else ("graph", f"{i}:{message!r}", str(thread_id))
-            yield message_turn(message, name, when, f"message {i}", lost)
-        if waiting := _unanswered(messages):
-            yield unreadable(f"thread: {waiting} tool calls have no results yet; move it again when they have")
-
-    def _why_nothing(self, state: Any) -> str:
-        versions = state.get("channel_versions") if isinstance(state, dict) else None
-        if isinstance(versions, dict) and self.channel in versions:
-            return f"its {self.channel!r} are no list: nothing is moved"
-        return f"its state has no {self.channel!r}"
-
-
-def _owner(metadata: Any) -> tuple[str, str]:
-    """Return the owner of a thread and a problem with it, both empty strings if there is none.
-
-    The owner is the `user_id` of the thread's config, which LangGraph stores with every checkpoint.
-    """
-    from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
-
-    try:
-        found = metadata.get("user_id") if isinstance(metadata, dict) else json.loads(metadata).get("user_id")
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return "", ""
-    try:
-        if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
-            found = decode_checkpoint(*found)
-        if found is None:
-            return "", ""
-        is_number = isinstance(found, int) and not isinstance(found, bool)
-        return check_id(str(found) if is_number else found, "user_id"), ""
-    except (TypeError, ValueError) as error:
-        return "", f"moved as nobody's: {error}"
-
-
-def _unanswered(messages: list[BaseMessage]) -> int:
-    """Return the number of tool calls in the last AI message that have no result."""
-    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
-    last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
-    return sum(call.get("id") not in answered for call in last.tool_calls) if last else 0
-
-
-def _date(value: Any) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(value)
-        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
 
 SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
 
@@ -200,9 +65,9 @@ def langchain_sql_source(
     if isinstance(url_or_path, str) and "://" in url_or_path:
         match = SQLITE_URL.fullmatch(url_or_path)
         if match is None:
-            return RowSource(DatabaseTable(url_or_path, table_name, session_id_column))
+            return _rows_source(DatabaseTable(url_or_path, table_name, session_id_column))
         url_or_path = match["path"]
-    return RowSource(MessageTable(url_or_path, table_name, session_id_column))
+    return _rows_source(MessageTable(url_or_path, table_name, session_id_column))
 
 
 def langchain_file_source(path: str | os.PathLike[str]) -> ConversationSource:
@@ -234,10 +99,10 @@ def langchain_file_source(path: str | os.PathLike[str]) -> ConversationSource:
         msg = f"there is no file or folder {found}"
         raise ConfigurationError(msg)
     files = sorted(f for f in found.iterdir() if f.is_file() and f.name[0] != ".") if found.is_dir() else [found]
-    return FileSource(files)
+    return ConversationSource(partial(_of_files, files))
 
 
-def langchain_memory_source(memories: Mapping[str, Any]) -> ConversationSource:
+def langchain_memory_source(memories: Mapping[str, object]) -> ConversationSource:
     """Use LangChain's memories and chat histories as a source for `migrate`.
 
     Use it for memories that live in a process: langchain-classic's `ConversationBufferMemory` and its family,
@@ -253,7 +118,7 @@ def langchain_memory_source(memories: Mapping[str, Any]) -> ConversationSource:
         `user_id`.
 
     Raises:
-        ConfigurationError: `memories` is not a dict, or a value holds no messages.
+        ConfigurationError: A value holds no messages.
 
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -266,9 +131,6 @@ def langchain_memory_source(memories: Mapping[str, Any]) -> ConversationSource:
         >>> [message.content for message in histories("s1").messages]
         ['My name is Nemo.', 'Hello Nemo.']
     """
-    if not isinstance(memories, Mapping):
-        msg = f"memories must be a dict of session ids with what each of them holds, not {type(memories).__name__}"  # type: ignore[unreachable]  # callers without types
-        raise ConfigurationError(msg)
     for session_id, memory in memories.items():
         if not isinstance(_history_in(memory), list) and not hasattr(_history_in(memory), "messages"):
             msg = (
@@ -276,7 +138,8 @@ def langchain_memory_source(memories: Mapping[str, Any]) -> ConversationSource:
                 f"messages, not {type(memory).__name__}"
             )
             raise ConfigurationError(msg)
-    return MemorySource(memories)
+    read = {session_id: partial(_of_memory, memory) for session_id, memory in memories.items()}
+    return ConversationSource(lambda: (Conversation(session_id, "", turns) for session_id, turns in read.items()))
 
 
 def langgraph_source(
@@ -314,98 +177,74 @@ def langgraph_source(
         migrate(langgraph_source("checkpoints.sqlite"), SQLiteChatMessageHistory.factory("memkit.db"))
         ```
     """
+    import langchain_memkit.backends.langgraph_checkpoints  # noqa: F401  # fails now if an extra is missing
+
     if isinstance(url_or_path, str) and url_or_path.startswith(("mongodb://", "mongodb+srv://")):
         try:
-            from langchain_memkit.backends.mongodb.inspection import CheckpointCollection
+            from langchain_memkit.backends.mongodb import inspection
         except ImportError as error:
             msg = f'reading MongoDB needs an extra: pip install "langchain-memkit[mongodb]" ({error.name} is missing)'
             raise MissingExtraError(msg) from error
-        collections = CheckpointCollection(url_or_path, database_name, collection_name, writes_collection_name)
-        return ThreadSource(collections, channel)
-    return ThreadSource(CheckpointFile(url_or_path), channel)
+        names = (url_or_path, database_name, collection_name, writes_collection_name)
+        # No partial: its repr, which is part of the source's, would show the password.
+        return ConversationSource(partial(_of_threads, lambda: inspection.checkpoints_in(*names), channel))
+    return ConversationSource(partial(_of_threads, partial(checkpoints_in, Path(check_path(url_or_path))), channel))
 
 
-@dataclass(frozen=True)
-class RowSource:
-    """Source over a table with one message per row."""
+# -- rows and files
 
-    table: MessageTable | DatabaseTable
 
-    def size(self) -> int:
-        """Count the rows."""
-        return self.table.count()
+def _rows_source(table: MessageTable | DatabaseTable) -> ConversationSource:
+    """Return a source over a table with one message per row, each session read while the database sends it."""
 
-    def conversations(self) -> Iterator[Conversation]:
-        """Iterate over the sessions, each read while the database sends it."""
-        with closing(self.table.rows()) as rows:
+    def conversations() -> Generator[Conversation, None, None]:
+        with closing(table.rows()) as rows:
             for session_id, found in groupby(rows, key=lambda row: row[0]):
-                yield Conversation(session_id, "", partial(self._turns, found))
+                yield Conversation(session_id, "", partial(_of_rows, found))
 
-    def _turns(self, rows: Iterable[tuple[Any, Any, Any]]) -> Iterator[Turn]:
-        for _, row_id, text in rows:
-            try:
-                data = json.loads(text) if isinstance(text, (str, bytes)) else text  # JSON columns come as dicts
-            except (TypeError, ValueError, RecursionError) as error:
-                yield unreadable(f"row {row_id!r:.40}: no JSON ({type(error).__name__})")
-            else:
-                yield dict_turn(data, ("sql", str(row_id), str(text)), f"row {row_id!r:.40}", None)
+    return ConversationSource(conversations, table.count)
 
 
-@dataclass(frozen=True)
-class FileSource:
-    """Source over files that each hold a list of messages."""
-
-    files: list[Path]
-
-    def size(self) -> None:
-        """Return None: the number is unknown before the files are read."""
-
-    def conversations(self) -> Iterator[Conversation]:
-        """Iterate over the files, one session each."""
-        seen: dict[str, Path] = {}
-        for file in self.files:
-            # Files that differ in their endings only would be one session; the first is taken, the others are reported.
-            first = seen.setdefault(file.stem, file)
-            yield Conversation(file.stem, "", partial(self._turns, file, first))
-
-    def _turns(self, file: Path, first: Path) -> Iterator[Turn]:
-        if first != file:
-            yield unreadable(f"file {file.name}: left out: {first.name} is the same session")
-            return
-        found = read_message_file(file)
-        for i, item in enumerate(found.items):
-            content = json.dumps(item, sort_keys=True)
-            yield dict_turn(item, ("file", str(i), content), f"message {i}", found.written_at)
-        if found.problem:
-            yield unreadable(f"file {file.name}: {found.problem}")
+def _of_rows(rows: Iterable[tuple[object, object, object]]) -> Iterator[Turn]:
+    for _, row_id, text in rows:
+        where = f"row {row_id!r:.40}"
+        try:
+            data = json.loads(text) if isinstance(text, (str, bytes)) else text  # JSON columns come as dicts
+        except (TypeError, ValueError, RecursionError) as error:
+            yield unreadable(f"{where}: no JSON ({type(error).__name__})")
+        else:
+            yield _dict_turn(data, ("sql", str(row_id), str(text)), where, None)
 
 
-@dataclass(frozen=True)
-class MemorySource:
-    """Source over memories and histories in this process."""
+def _of_files(files: list[Path]) -> Generator[Conversation, None, None]:
+    seen: dict[str, Path] = {}
+    for file in files:
+        # Files that differ in their endings only would be one session; the first is taken, the others are reported.
+        first = seen.setdefault(file.stem, file)
+        if first == file:
+            yield Conversation(file.stem, "", partial(_of_file, file))
+        else:
+            problem = unreadable(f"file {file.name}: left out: {first.name} is the same session")
+            yield Conversation(file.stem, "", partial(iter, [problem]))
 
-    memories: Mapping[str, Any]
 
-    def size(self) -> None:
-        """Return None: the number is unknown before the memories are read."""
+def _of_file(file: Path) -> Iterator[Turn]:
+    found = read_message_file(file)
+    for i, item in enumerate(found.items):
+        yield _dict_turn(item, ("file", str(i), json.dumps(item, sort_keys=True)), f"message {i}", found.written_at)
+    if found.problem:
+        yield unreadable(f"file {file.name}: {found.problem}")
 
-    def conversations(self) -> Iterator[Conversation]:
-        """Iterate over the sessions."""
-        for session_id, memory in self.memories.items():
-            yield Conversation(session_id, "", partial(self._turns, memory))
 
-    def _turns(self, memory: Any) -> Iterator[Turn]:
-        if getattr(memory, "moving_summary_buffer", ""):
-            yield unreadable("a summary of messages that the memory no longer holds: it is not moved")
-        history = _history_in(memory)
-        for i, message in enumerate(list(history if isinstance(history, list) else history.messages)):
-            where = f"message {i}"
-            if not isinstance(message, BaseMessage):
-                yield unreadable(f"{where}: a {type(message).__name__}, not a message")
-                continue
-            name = ("memory", str(i), f"{message.type}:{message.content!r}:{message.id}")
-            # A copy, since `message_turn` sets the id.
-            yield message_turn(message.model_copy(), name, None, where)
+def _dict_turn(data: object, name: tuple[str, str, str], where: str, when: datetime | None) -> Turn:
+    """Turn a message in LangChain's dict form into a turn of one message, or into a problem."""
+    try:
+        return message_turn(decode_legacy_message(data), name, when, where)
+    except MessageDecodeError as error:
+        return unreadable(f"{where}: {error}")
+
+
+# -- memories and histories in this process
 
 
 def _history_in(memory: Any) -> Any:
@@ -414,10 +253,125 @@ def _history_in(memory: Any) -> Any:
     return getattr(memory, "chat_memory", memory)
 
 
-def dict_turn(data: Any, name: tuple[str, str, str], where: str, when: datetime | None) -> Turn:
-    """Turn a message in LangChain's dict form into a turn of one message, or into a problem."""
+def _of_memory(memory: object) -> Iterator[Turn]:
+    if getattr(memory, "moving_summary_buffer", ""):
+        yield unreadable("a summary of messages that the memory no longer holds: it is not moved")
+    history = _history_in(memory)
+    for i, message in enumerate(list(history if isinstance(history, list) else history.messages)):
+        if not isinstance(message, BaseMessage):
+            yield unreadable(f"message {i}: a {type(message).__name__}, not a message")
+            continue
+        name = ("memory", str(i), f"{message.type}:{message.content!r}:{message.id}")
+        yield message_turn(message.model_copy(), name, None, f"message {i}")  # a copy, since this sets the id
+
+
+# -- LangGraph's checkpoints
+
+
+Threads: TypeAlias = Callable[[], Generator[tuple[object, object, object, object, Older], None, None]]
+"""Reads the latest checkpoints: thread id, type, checkpoint, metadata, and a reader of the thread's earlier ones."""
+
+
+def _of_threads(rows_of: Threads, channel: str) -> Generator[Conversation, None, None]:
+    from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
+
+    with closing(rows_of()) as rows:
+        for thread_id, kind, blob, metadata, older in rows:
+            owner, problem = _owner(metadata)
+            problems = [problem] if problem else []
+            try:
+                state = decode_checkpoint(kind, blob)
+                values, versions = _parts(state)
+                # A `DeltaChannel`: the channel was written to, but the checkpoint lacks its value.
+                if channel in versions and isinstance(state.get("channel_values"), dict) and channel not in values:
+                    values[channel] = _replayed(channel, versions[channel], older, problems)
+            except MessageDecodeError as error:
+                yield Conversation(thread_id, owner, partial(iter, [unreadable(f"thread: {error}")]))
+            else:
+                # By id, since an agent with `MessageHistoryMiddleware` may have stored the same messages under other
+                # turns.
+                yield Conversation(
+                    thread_id, owner, partial(_of_thread, thread_id, channel, state, problems), by_id=True
+                )
+
+
+def _parts(state: object) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the values of a checkpoint's channels, and their versions, both empty where they are no dicts."""
+    found = [state.get(name) if isinstance(state, dict) else None for name in ("channel_values", "channel_versions")]
+    values, versions = (part if isinstance(part, dict) else {} for part in found)
+    return values, versions
+
+
+def _replayed(channel: str, latest: object, older: Older, problems: list[str]) -> list[object]:
+    """Rebuild the channel's list from the last checkpoint that holds it whole and the writes since."""
+    from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint, replayed
+
+    seed, version = None, None
+    steps: list[list[object]] = []
+    for found in older(channel):
+        if found is None:
+            problems.append("a checkpoint that it is built on is gone: what was said before it is not there")
+            break
+        kind, blob, writes = found
+        # `older` goes from the newest to the oldest, so the writes are replayed in reverse order of this list.
+        steps.append([decode_checkpoint(*write) for write in writes])
+        values, versions = _parts(decode_checkpoint(kind, blob))
+        if channel in values:
+            seed, version = values[channel], versions.get(channel)
+            break
+    if not any(steps) and version != latest:
+        problems.append(f"no writes of its {channel!r} were found (another writes_collection_name?)")
+    return replayed(seed, (write for step in reversed(steps) for write in step))
+
+
+def _of_thread(thread_id: object, channel: str, state: Any, problems: list[str]) -> Iterator[Turn]:
+    from langchain_memkit.backends.langgraph_checkpoints import decode_message_of_graph
+
+    for problem in problems:
+        yield unreadable(f"thread: {problem}")
+    values, versions = _parts(state)
+    stored = values.get(channel)
+    if not isinstance(stored, list):
+        why = "are no list: nothing is moved" if channel in versions else ""
+        yield unreadable(f"thread: its {channel!r} {why}" if why else f"thread: its state has no {channel!r}")
+        return
+    when = utc_date(state.get("ts"))
+    messages: list[BaseMessage] = []
+    for i, value in enumerate(stored):
+        try:
+            message, lost = decode_message_of_graph(value)
+        except MessageDecodeError as error:
+            yield unreadable(f"message {i}: {error}")
+            continue
+        if message.additional_kwargs.get("lc_source") == "summarization":
+            yield unreadable(f"message {i}: a summary of SummarizationMiddleware; what it stands for is not there")
+            continue
+        messages.append(message)
+        name = ("graph", message.id, "") if message.id else ("graph", f"{i}:{message!r}", str(thread_id))
+        yield message_turn(message, name, when, f"message {i}", lost)
+    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
+    last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
+    if waiting := sum(call.get("id") not in answered for call in last.tool_calls) if last else 0:
+        yield unreadable(f"thread: {waiting} tool calls have no results yet; move it again when they have")
+
+
+def _owner(metadata: Any) -> tuple[str, str]:
+    """Return the owner of a thread and a problem with it, both empty strings if there is none.
+
+    The owner is the `user_id` of the thread's config, which LangGraph stores with every checkpoint.
+    """
+    from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
+
     try:
-        message = decode_legacy_message(data)
-    except MessageDecodeError as error:
-        return unreadable(f"{where}: {error}")
-    return message_turn(message, name, when, where)
+        found = (metadata if isinstance(metadata, dict) else json.loads(metadata)).get("user_id")
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return "", ""
+    try:
+        if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
+            found = decode_checkpoint(*found)
+        if found is None:
+            return "", ""
+        is_number = isinstance(found, int) and not isinstance(found, bool)
+        return check_id(str(found) if is_number else found, "user_id"), ""
+    except (TypeError, ValueError) as error:
+        return "", f"moved as nobody's: {error}"

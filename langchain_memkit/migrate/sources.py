@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import partial
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -15,8 +16,12 @@ from langchain_memkit._histories import is_native
 from langchain_memkit.base import TokenCounter, Turn, describe_type
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES
-from langchain_memkit.stores.history import HistoryFactory
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory
 
+P = ParamSpec("P")
+T = TypeVar("T")
+AnyFactory: TypeAlias = HistoryFactory[Any]
+"""A factory of any of memkit's histories."""
 ROW = "row:"
 """Prefix of the turn id of a single message from another package's store; neighbouring ones form one turn."""
 
@@ -78,55 +83,54 @@ class Conversation:
         by_id: Whether the target is searched for the messages' own ids, whatever turn they belong to.
     """
 
-    session_id: Any
+    session_id: object
     user_id: str
     turns: Callable[[], Iterator[Turn]]
     counter: TokenCounter | None = None
     by_id: bool = False
 
 
-class ConversationSource(Protocol):
-    """The interface that `migrate` reads from."""
+@dataclass(frozen=True)
+class ConversationSource:
+    """Conversations that `migrate` can read.
 
-    def size(self) -> int | None:
-        """Return the number of rows, for the progress bar; None if it is unknown."""
+    Attributes:
+        conversations: Iterates over them.
+        size: Returns the number of rows, for the progress bar; None if it is unknown.
+    """
 
-    def conversations(self) -> Iterator[Conversation]:
-        """Iterate over the conversations."""
+    conversations: Callable[[], Generator[Conversation, None, None]]
+    size: Callable[[], int | None] = lambda: None
 
 
-class HistorySource:
-    """Source over a factory of memkit's histories, hidden turns included; a subclass is read through its `messages`."""
+def history_source(factory: AnyFactory, user_id: str | None = None, *, native_only: bool = False) -> ConversationSource:
+    """Return a source over memkit's histories, hidden turns included; a subclass is read through its `messages`."""
+    store = factory.turn_store
+    owners = store.run(store.owners()) if user_id is None else [user_id]
+    sessions = [(owner, found) for owner in owners for found in store.run(store.sessions(owner, hidden=True))]
+    try:
+        counter = factory("-", "-").token_counter
+    except ConfigurationError:  # some layouts need a user, others refuse one
+        counter = factory("-").token_counter
 
-    def __init__(self, factory: HistoryFactory[Any], user_id: str | None = None, *, native_only: bool = False) -> None:
-        self._factory = factory
-        self._native_only = native_only
-        self._counter = _counter_of(factory)
-        store = factory.turn_store
-        owners = store.run(store.owners()) if user_id is None else [user_id]
-        self._sessions = [(owner, found) for owner in owners for found in store.run(store.sessions(owner, hidden=True))]
-
-    def size(self) -> int:
-        """Return the number of stored rows."""
-        return sum(found.turns for _, found in self._sessions)
-
-    def conversations(self) -> Iterator[Conversation]:
-        """Iterate over the sessions of every user."""
-        for owner, found in self._sessions:
-            try:
-                turns = partial(self._turns, self._factory(found.session_id, owner or None))
-            except (ConfigurationError, ValueError) as error:  # an id of another package that is invalid here
-                turns = partial(iter, [unreadable(str(error))])
-            yield Conversation(found.session_id, owner, turns, self._counter)
-
-    def _turns(self, history: Any) -> Iterator[Turn]:
-        if not is_native(history):
-            place = f"{history.user_id!r} {history.session_id!r}"
-            for i, message in enumerate(history.messages):
-                name = ("history", place, message.id or f"{i} {message.type} {message.content!r}")
-                yield message_turn(message.model_copy(), name, None, "")
+    def turns(history: TurnHistory) -> Iterator[Turn]:
+        if is_native(history):
+            yield from history.iter_turns(after_seq=0 if native_only else None, hidden=True)
             return
-        yield from history.iter_turns(after_seq=0 if self._native_only else None, hidden=True)
+        place = f"{history.user_id!r} {history.session_id!r}"
+        for i, message in enumerate(history.messages):
+            name = ("history", place, message.id or f"{i} {message.type} {message.content!r}")
+            yield message_turn(message.model_copy(), name, None, "")
+
+    def conversations() -> Generator[Conversation, None, None]:
+        for owner, found in sessions:
+            try:
+                read = partial(turns, factory(found.session_id, owner or None))
+            except (ConfigurationError, ValueError) as error:  # an id of another package that is invalid here
+                read = partial(iter, [unreadable(str(error))])
+            yield Conversation(found.session_id, owner, read, counter)
+
+    return ConversationSource(conversations, lambda: sum(found.turns for _, found in sessions))
 
 
 def unreadable(text: str) -> Turn:
@@ -137,16 +141,10 @@ def unreadable(text: str) -> Turn:
 def message_turn(
     message: BaseMessage, name: tuple[str, str, str], when: datetime | None, where: str, lost: Iterable[str] = ()
 ) -> Turn:
-    """Make a turn of one message.
+    """Make a turn of one message, with the problems that it has.
 
-    Its key, and its id if it has none, are a hash of its position and content, so that they are the same in every run.
-
-    Args:
-        message: The message; it is given an id if it has none.
-        name: The kind of source, the position and the content.
-        when: When it was written; None if unknown.
-        where: The position, for the report.
-        lost: Problems of the message, for the report.
+    Its key, and its id if it has none, are a hash of the kind of source, the position and the content, so that they are
+    the same in every run.
     """
     digest = hashlib.sha256("\x00".join(name).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if not message.id:
@@ -162,42 +160,45 @@ def message_turn(
     )
 
 
-def checked(factory: HistoryFactory[Any], name: str = "factory") -> HistoryFactory[Any]:
-    """Validate that the argument is a factory of memkit's histories.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+def checked(factory: object, name: str = "factory") -> AnyFactory:
+    """Return the argument if it is a factory of memkit's histories; raise a ConfigurationError if not."""
     if not isinstance(factory, HistoryFactory):
-        msg = f"{name} must be a factory of our histories, X.factory(...), not {describe_type(factory, HistoryFactory)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"{name} must be a factory of our histories, X.factory(...), not {describe_type(factory, HistoryFactory)}"
         raise ConfigurationError(msg)
     return factory
 
 
-def _counter_of(factory: HistoryFactory[Any]) -> TokenCounter | None:
-    """Return the token counter of a factory's histories; some layouts need a user, others refuse one."""
-    try:
-        history = factory("-", "-")
-    except ConfigurationError:
-        history = factory("-")
-    counter: TokenCounter | None = history.token_counter
-    return counter
-
-
-def opened(
-    source: HistoryFactory[Any] | ConversationSource, *, native_only: bool = False, user_id: str | None = None
-) -> ConversationSource:
-    """Return the argument as a source; from a factory only conversations of `user_id`, an empty string for no owner.
-
-    Raises:
-        ConfigurationError: It is neither a factory of memkit nor the result of a function for sources.
-    """
+def opened(source: object, *, native_only: bool = False, user_id: str | None = None) -> ConversationSource:
+    """Return the argument as a source; from a factory only conversations of `user_id`, an empty string for no owner."""
     if isinstance(source, HistoryFactory):
-        return HistorySource(source, user_id, native_only=native_only)
-    if not callable(getattr(source, "conversations", None)):
+        return history_source(source, user_id, native_only=native_only)
+    if not isinstance(source, ConversationSource):
         msg = (
             "source must be a factory of histories, or what langchain_sql_source, langchain_file_source, "
             f"langchain_memory_source or langgraph_source returned; got {describe_type(source, type(None))}"
         )
         raise ConfigurationError(msg)
     return source
+
+
+def in_thread(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the async twin of a function, which runs it in a worker thread."""
+
+    @wraps(function)
+    async def twin(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+    twin.__name__ = twin.__qualname__ = f"a{function.__name__}"
+    twin.__doc__ = f"Run `{function.__name__}` in a worker thread."
+    return twin
+
+
+def utc_date(value: object, *, aware: bool = False) -> datetime | None:
+    """Parse a date into UTC; None if it is missing or out of range, or naive where it must be aware."""
+    try:
+        found = datetime.fromisoformat(str(value))
+        if found.tzinfo is None:
+            return None if aware else found.replace(tzinfo=UTC)
+        return found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

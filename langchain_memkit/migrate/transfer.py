@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,8 +15,16 @@ from langchain_memkit.errors import ConfigurationError, HistoryWriteError, Idemp
 from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.messages.trimming import same_messages
-from langchain_memkit.migrate.sources import Conversation, ConversationSource, checked, opened, whole_turns
-from langchain_memkit.stores.history import HistoryFactory, same_counter
+from langchain_memkit.migrate.sources import (
+    AnyFactory,
+    Conversation,
+    ConversationSource,
+    checked,
+    in_thread,
+    opened,
+    whole_turns,
+)
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
 
 __all__ = ["MigrationReport", "amigrate", "migrate"]
@@ -58,20 +64,13 @@ BATCH_TURNS = 500
 BATCH_MESSAGES = 2_000
 
 
-def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, counted: bool = False) -> list[str]:
-    """Copy the turns of one session into one of memkit's histories.
+def copy_turns(
+    turns: Iterable[Turn], target: TurnHistory, report: MigrationReport, *, counted: bool = False
+) -> list[str]:
+    """Copy the turns of one session into one of memkit's histories, and return the keys of those that arrived.
 
-    Args:
-        turns: The turns, oldest first; single messages of other packages are grouped into turns.
-        target: The history to write to.
-        report: Receives the counts and the skipped turns.
-        counted: Whether the turns' token counts, if they have any, are those of the target's counter.
-
-    Returns:
-        The idempotency keys of the turns that arrived.
-
-    Raises:
-        HistoryWriteError: The store failed; running again continues.
+    Single messages of other packages are grouped into turns. `counted` says whether the turns' token counts, if they
+    have any, are those of the target's counter. After a HistoryWriteError, running again continues.
     """
     if not is_native(target):
         return _add_turns(turns, target, report)
@@ -88,15 +87,14 @@ def copy_turns(turns: Iterable[Turn], target: Any, report: MigrationReport, *, c
     return arrived
 
 
-def known_ids(history: Any, turns: Iterable[Turn]) -> set[str]:
+def known_ids(history: TurnHistory, turns: Iterable[Turn]) -> set[str]:
     """Return the ids of these turns' messages that a history has stored; for a subclass, all of its ids."""
     if not is_native(history):
         return {message.id for message in history.messages if message.id}
-    known: set[str] = history.stored_ids([message.id for turn in turns for message in turn.messages])
-    return known
+    return history.stored_ids([message.id for turn in turns for message in turn.messages if message.id])
 
 
-def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> list[str]:
+def _add_turns(turns: Iterable[Turn], target: TurnHistory, report: MigrationReport) -> list[str]:
     """Copy turns through a subclass's own methods; stored messages are recognised by their ids."""
     arrived: list[str] = []
     known = known_ids(target, ())
@@ -117,7 +115,7 @@ def _add_turns(turns: Iterable[Turn], target: Any, report: MigrationReport) -> l
     return arrived
 
 
-def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> TurnRow | None:
+def _packed(turn: Turn, target: TurnHistory, report: MigrationReport, counted: bool) -> TurnRow | None:
     """Encode a turn as a row of the target; None, and a line in the report, if that is not possible."""
     where = f"session {target.session_id!r}, turn {turn.op}"
     if turn.is_deleted and target.turn_store.layout == "langchain":
@@ -133,7 +131,7 @@ def _packed(turn: Turn, target: Any, report: MigrationReport, counted: bool) -> 
     return TurnRow(turn.op, encoded, tokens, turn.created_at, turn.expires_at, turn.is_deleted)
 
 
-def _store(packed: list[tuple[Turn, TurnRow]], target: Any, report: MigrationReport) -> list[str]:
+def _store(packed: list[tuple[Turn, TurnRow]], target: TurnHistory, report: MigrationReport) -> list[str]:
     """Store turns in one batch; if a turn is refused, store them one by one, so that it blocks no other."""
     if not packed:
         return []
@@ -188,8 +186,8 @@ ROWS_AT_ONCE = 500
 
 
 def migrate(
-    source: HistoryFactory[Any] | ConversationSource,
-    target: HistoryFactory[Any],
+    source: AnyFactory | ConversationSource,
+    target: AnyFactory,
     *,
     user_id: str | None = None,
     dry_run: bool = False,
@@ -234,88 +232,73 @@ def migrate(
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
     checked(target, "target")
-    within = isinstance(source, HistoryFactory) and source.turn_store.place == target.turn_store.place
-    way_back = within and _is_way_back(source, target, user_id)  # type: ignore[arg-type]  # a factory
-    if not (dry_run or isinstance(source, HistoryFactory)):
+    begin = source if isinstance(source, HistoryFactory) else None
+    within = begin is not None and begin.turn_store.place == target.turn_store.place
+    way_back = begin if begin and within and _is_way_back(begin, target, user_id) else None
+    if not (dry_run or begin):
         # Open the target before reading: that switches a SQLite file to WAL, which a reader of the same file would
         # block.
         target.turn_store.run(target.turn_store.page_back(SessionScope("", "-"), None, 1, PageLimit()))
     # Within one place only conversations without an owner are assigned; those of other users stay theirs.
-    read = opened(source, native_only=way_back, user_id="" if within and not way_back else None)
-    with progress_bar(progress, "migrating", read.size()) as advance, closing(_each(read)) as conversations:
+    read = opened(source, native_only=way_back is not None, user_id="" if within and not way_back else None)
+    with progress_bar(progress, "migrating", read.size()) as advance, closing(read.conversations()) as conversations:
         for conversation in conversations:
             report.sessions += 1
             copied = _move(conversation, target, user_id, report, advance)
             if way_back and not dry_run:
                 # Native turns are removed only after their rows are stored, so that an interruption loses nothing.
-                store: Any = source.turn_store  # type: ignore[union-attr]  # a factory of MongoDB
-                store.run(store.drop_turns(SessionScope(conversation.user_id, conversation.session_id), copied))
+                store: Any = way_back.turn_store  # of MongoDB
+                store.run(store.drop_turns(SessionScope(conversation.user_id, str(conversation.session_id)), copied))
     return report
 
 
-async def amigrate(
-    source: HistoryFactory[Any] | ConversationSource,
-    target: HistoryFactory[Any],
-    *,
-    user_id: str | None = None,
-    dry_run: bool = False,
-    progress: bool = True,
-) -> MigrationReport:
-    """Run `migrate` in a worker thread."""
-    work = partial(migrate, source, target, user_id=user_id, dry_run=dry_run, progress=progress)
-    return await asyncio.to_thread(work)
-
-
-def _each(source: ConversationSource) -> Generator[Conversation, None, None]:
-    yield from source.conversations()
+amigrate = in_thread(migrate)
+"""Run `migrate` in a worker thread."""
 
 
 def _move(
     conversation: Conversation,
-    target: HistoryFactory[Any],
+    target: AnyFactory,
     user_id: str | None,
     report: MigrationReport,
     advance: Callable[[int], None],
 ) -> list[str]:
     """Copy one conversation; return the idempotency keys of the turns that arrived."""
-    name = conversation.session_id
     try:
+        name = check_id(conversation.session_id, "session_id")
         history = target(name, user_id or conversation.user_id or None)
-        check_id(name, "session_id")
     except (TypeError, ValueError) as error:
-        report.skipped.append(f"session {name!r:.100}: {error}")
+        report.skipped.append(f"session {conversation.session_id!r:.100}: {error}")
         return []
-    turns = _reported(conversation.turns(), name, report, advance)
+    turns = reported(conversation.turns(), report, f"session {name!r}, ", advance)
     if conversation.by_id and not report.dry_run:
         turns = _unknown(turns, history)
     return copy_turns(turns, history, report, counted=same_counter(conversation.counter, history.token_counter))
 
 
-def _reported(
-    turns: Iterable[Turn], session_id: str, report: MigrationReport, advance: Callable[[int], None]
+def reported(
+    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Callable[[int], None] | None = None
 ) -> Iterator[Turn]:
+    """Report the problems of turns, and pass on those that hold messages."""
     for turn in turns:
-        report.skipped += [f"session {session_id!r}, {problem}" for problem in turn.problems]
-        advance(1)
+        report.skipped += [f"{where}{problem}" for problem in turn.problems]
+        if advance is not None:
+            advance(1)
         if turn.messages:
             yield turn
 
 
-def _unknown(turns: Iterator[Turn], history: Any) -> Iterator[Turn]:
+def _unknown(turns: Iterator[Turn], history: TurnHistory) -> Iterator[Turn]:
     """Filter out turns of one message whose id the target has: an agent there has stored it itself."""
     while some := list(islice(turns, ROWS_AT_ONCE)):
         stored = known_ids(history, some)
         yield from (turn for turn in some if turn.messages[0].id not in stored)
 
 
-def _is_way_back(begin: HistoryFactory[Any], end: HistoryFactory[Any], user_id: str | None) -> bool:
-    """Return whether native turns become rows in their own collection.
-
-    Raises:
-        ConfigurationError: Source and target are the same place, and it is another kind of move that is not possible.
-    """
+def _is_way_back(begin: AnyFactory, end: AnyFactory, user_id: str | None) -> bool:
+    """Return whether native turns become rows in their own collection; refuse another move within one place."""
     source, target = begin.turn_store, end.turn_store
-    if not (begin.is_native and end.is_native):
+    if begin.has_overrides or end.has_overrides:
         msg = (
             "source and target are the same place, and a subclass that overrides methods is read and written through "
             "them: move to another place"

@@ -1,42 +1,103 @@
-"""Incremental summarizing: the model merges the previous summary with what came after it, chunk by chunk."""
+"""Incremental summarizing: when, how much, and the model that merges the previous summary with what came after it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, TypeAlias
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._histories import has_native
-from langchain_memkit._sync import Step, cpu_bound, internal_call, model_call
-from langchain_memkit.base import Now, Position, TokenCounter, describe_error
-from langchain_memkit.errors import StaleTurnError
+from langchain_memkit._sync import Step, internal_call, model_call
+from langchain_memkit.base import Now, TokenCounter, describe_error
+from langchain_memkit.errors import ConfigurationError, StaleTurnError
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
-from langchain_memkit.preprocessors.budget import Budget
+from langchain_memkit.messages.trimming import find_cut_point
+from langchain_memkit.preprocessors.budget import Budget, checked_size
 from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
-from langchain_memkit.preprocessors.summary_store import Known, SummarizedConversation, SummaryRecord, SummaryStore
-from langchain_memkit.preprocessors.trigger import SummaryTrigger
-
-__all__ = ["Compaction", "Summarizer"]
+from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryRecord, SummaryStore
 
 logger = logging.getLogger("langchain_memkit")
 
-T = TypeVar("T")
+Threshold: TypeAlias = tuple[Literal["tokens", "messages"], int]
+"""`("tokens", 4000)` or `("messages", 50)`."""
 
+TRIGGER_SHARE = 0.75  # of the budget; the rest is room for the summary and for messages while one is written
+KEEP_SHARE = 0.4  # of the trigger, so that it takes a while until the next summary is due
+SUMMARY_SHARE = 0.1  # of the budget
+LEAST_SUMMARY = 200  # tokens, but at most a quarter of the budget
+WORDS_PER_TOKEN = 0.7
 LEAST_CHUNK = 1_000  # tokens: smallest chunk; every model takes as much, whatever the budget
 MESSAGE_CHUNK = 4_000  # tokens of a chunk if the budget counts messages
 
 
-class Compaction(NamedTuple):
-    """Result of summarizing: the conversation after it, and the problems, one line each."""
+@dataclass(frozen=True, slots=True)
+class SummaryTrigger:
+    """Validated `trigger` and `keep`, with the target length of a summary in tokens and words."""
 
-    talk: SummarizedConversation
-    problems: list[str]
+    trigger: Threshold
+    keep: Threshold
+    summary_tokens: int
+    words: int
+
+    @classmethod
+    def of(cls, budget: Budget, trigger: Threshold | None, keep: Threshold | None) -> SummaryTrigger:
+        """Fill in defaults and validate the arguments, also against each other."""
+        usable = budget.max_tokens - budget.taken
+        most = max(1, int(usable * TRIGGER_SHARE))
+        trigger = _checked(("tokens", most) if trigger is None else trigger, "trigger", 1)
+        usual = int(KEEP_SHARE * (trigger[1] if trigger[0] == "tokens" else most))
+        keep = _checked(("tokens", usual) if keep is None else keep, "keep", 0)
+        if keep[0] == trigger[0] and keep[1] >= trigger[1]:
+            msg = f"keep={keep} is not less than trigger={trigger}: that would call the model at every turn"
+            raise ConfigurationError(msg)
+        summary = 0 if budget.counts_messages else max(min(LEAST_SUMMARY, usable // 4), int(usable * SUMMARY_SHARE))
+        return cls(trigger, keep, summary, 300 if budget.counts_messages else int(summary * WORDS_PER_TOKEN))
+
+    def reached(self, sizes: Sequence[int]) -> bool:
+        """Return whether the uncovered messages, of these token counts, reach the trigger."""
+        unit, amount = self.trigger
+        return (sum(sizes) if unit == "tokens" else len(sizes)) >= amount
+
+    def split(self, body: Sequence[BaseMessage], sizes: Sequence[int], room: int, *, asked: bool) -> int:
+        """Return how many messages to summarize, so that the rest is about `keep`, begins at a valid cut, and fits.
+
+        `room` is left next to the summary. Unless a new question follows (`asked`), a human message at the end of the
+        body is the question, which is never summarized.
+        """
+        # Upper bounds of what is kept, low enough that the next summary is some turns away.
+        limits: list[Threshold] = [self.keep, ("tokens", max(room, 0))]
+        unit, amount = self.trigger
+        if not self.reached(sizes):  # summarized only because the view does not fit
+            limits.append(("tokens", max(int(room * KEEP_SHARE), 0)))
+        if unit != self.keep[0]:
+            limits.append((unit, int(amount * KEEP_SHARE)))
+        # Cut once for each limit; the cut that keeps least satisfies all of them.
+        ones = [1] * len(body)
+        cut = max(find_cut_point(body, (sizes if u == "tokens" else ones).__getitem__, n).start for u, n in limits)
+        # The newest turn begins with a human message that does not follow another one.
+        asks = [isinstance(m, HumanMessage) for m in body]
+        newest = next((i for i in reversed(range(len(body))) if asks[i] and not (i and asks[i - 1])), 0)
+        is_open = not (isinstance(body[-1], AIMessage) and not body[-1].tool_calls)
+        if cut > newest and (is_open or self.keep[1]) and sum(sizes[newest:]) <= room:
+            return newest  # a turn is kept whole if it can be
+        if asks[-1] and not asked:
+            return min(cut, len(body) - 1)
+        # If the rest does not fit even so, it is tool results of an old turn. Summarize them too, or trimming would
+        # drop them unread.
+        return len(body) if asked and sum(sizes[cut:]) > max(room, 0) else cut
+
+
+def _checked(value: object, name: str, least: int) -> Threshold:
+    if not (isinstance(value, (tuple, list)) and len(value) == 2 and value[0] in ("tokens", "messages")):
+        msg = f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}"
+        raise ConfigurationError(msg)
+    return (value[0], checked_size(value[1], f"{name}[1]", least))
 
 
 @dataclass(frozen=True)
@@ -51,53 +112,45 @@ class Summarizer:
     timeout: float | None
     now: Now
 
-    @property
-    def model_name(self) -> str:
-        """Name of the model, or of its class if it has none."""
-        names = [getattr(self.llm, name, None) for name in ("model_name", "model")]
-        return next((name for name in names if isinstance(name, str) and name), type(self.llm).__name__)
-
-    def tokens(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the total token count of some messages."""
-        return sum(count_tokens(messages, self.budget.counter))
-
-    def counting(self, function: Callable[[], T]) -> Step[T]:
-        """Make a step of a function that counts tokens; async, a custom counter runs in a thread: it may do I/O."""
-        cheap = self.budget.counts_messages or self.budget.counter is approximate_tokens
-        return cpu_bound(function, long=not cheap)
-
     async def compact(
-        self, talk: SummarizedConversation, sizes: Sequence[int], length: int, config: RunnableConfig
-    ) -> Compaction:
-        """Summarize the first messages of the body.
+        self, talk: SummarizedConversation, sizes: Sequence[int], length: int, notes: list[str], config: RunnableConfig
+    ) -> tuple[SummarizedConversation, bool]:
+        """Summarize the first `length` messages of the body; return the conversation after it, and whether all is done.
 
-        Errors are logged and returned, not raised; chunks that were summarized before an error are kept.
-
-        Args:
-            talk: The conversation.
-            sizes: Token count of each message of the body.
-            length: How many of the messages to summarize.
-            config: Config of the turn.
+        Errors are logged and noted, not raised; chunks that were summarized before an error are kept.
         """
-        known, text, done = talk.known, talk.summary, 0
-        problems: list[str] = []
+        text, done, is_done = talk.known.text if talk.known else "", 0, False
+        names = [getattr(self.llm, name, None) for name in ("model_name", "model")]
+        model = next((name for name in names if isinstance(name, str) and name), type(self.llm).__name__)
         try:
-            chunks = await self.counting(lambda: self._chunks(talk.body[:length], sizes))
+            chunks = await self.budget.counting(lambda: self._chunks(talk.body[:length], sizes))
             points = talk.points([chunk.end for chunk in chunks if chunk.end is not None])
             # Store a summary after every chunk (unless it ends within a tool group, where no turn could go on from
             # it), so that a failure loses the work of one chunk only.
             for chunk in chunks:
                 text = await self._ask(text, chunk.messages, config)
-                if chunk.end is None:
+                if (end := chunk.end) is None:
                     continue
-                tokens = await self.counting(partial(self.tokens, [HumanMessage(text)]))
-                record = self._record(talk, known, text, tokens, (done, chunk.end), points[chunk.end])
-                known = await self._keep(talk, record, known, config, problems)
-                done = chunk.end
+                position, digest = points[end]
+                added, done = end - done, end
+                record = SummaryRecord(
+                    text,
+                    talk.reach + added,
+                    digest,
+                    position,
+                    tokens=await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)])),
+                    model=model,
+                    created_at=self.now(),
+                    expires_at=talk.expiry(added),
+                    sources={"messages": added, "first_id": talk.body[0].id, "last_id": talk.body[added - 1].id},
+                    lead=tuple(str(m.text) for m in talk.lead),
+                )
+                talk = talk.advanced(await self._keep(talk, record, notes, config), added)
+            is_done = True
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("no summary was written, the next turn tries again: %s", describe_error(error))
-            problems.append(f"no summary: {type(error).__name__}")
-        return Compaction(talk.advanced(known, done), problems)
+            notes.append(f"no summary: {type(error).__name__}")
+        return talk, is_done
 
     def _chunks(self, messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[Chunk]:
         counter: TokenCounter = self.budget.counter
@@ -111,12 +164,7 @@ class Summarizer:
         return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
 
     async def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> str:
-        """Call the model once with the previous summary and the next messages, and return the new summary.
-
-        Raises:
-            TypeError: The model returned neither a message nor text.
-            ValueError: The model returned no text.
-        """
+        """Call the model once with the previous summary and the next messages, and return the new summary."""
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
         answer = await model_call(self.llm, prompt, call, self.timeout)
@@ -129,12 +177,9 @@ class Summarizer:
             raise ValueError(msg)
         if self.budget.counts_messages:
             return text
-        return await self.counting(lambda: self._shortened(text))
-
-    def _shortened(self, text: str) -> str:
-        """Cut a summary to about twice the requested length: one that grew at every turn would leave no room."""
+        # Cut it to about twice the requested length: a summary that grew at every turn would leave no room.
         most = 2 * self.rules.summary_tokens
-        tokens = self.tokens([HumanMessage(text)])
+        tokens = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
         if tokens <= most:
             return text
         logger.warning(
@@ -142,77 +187,27 @@ class Summarizer:
         )
         return text[: len(text) * most // tokens] + " [...]"
 
-    def _record(
-        self,
-        talk: SummarizedConversation,
-        known: Known | None,
-        text: str,
-        tokens: int,
-        part: tuple[int, int],
-        point: tuple[Position | None, str],
-    ) -> SummaryRecord:
-        """Build the record of a summary.
-
-        Args:
-            talk: The conversation.
-            known: The record of the previous summary, with its key.
-            text: The new summary.
-            tokens: Its token count.
-            part: Begin and end of the part of the body that was added to the previous summary.
-            point: Position and digest of the end, from `Conversation.points`.
-        """
-        begin, end = part
-        return SummaryRecord(
-            text,
-            talk.reach + end,
-            digest=point[1],
-            position=point[0],
-            tokens=tokens,
-            model=self.model_name,
-            created_at=self.now(),
-            expires_at=talk.expiry(known, begin, end),
-            sources={"messages": end - begin, "first_id": talk.body[begin].id, "last_id": talk.body[end - 1].id},
-            lead=tuple(str(m.text) for m in talk.lead),
-        )
-
     async def _keep(
-        self,
-        talk: SummarizedConversation,
-        record: SummaryRecord,
-        known: Known | None,
-        config: RunnableConfig,
-        problems: list[str],
-    ) -> Known:
-        """Store a summary, and delete it again if the session was cleared meanwhile.
-
-        If the store fails, the summary still serves this turn, which a line in `problems` reports.
-
-        Raises:
-            StaleTurnError: The session was cleared meanwhile.
-        """
+        self, talk: SummarizedConversation, record: SummaryRecord, notes: list[str], config: RunnableConfig
+    ) -> SummaryRecord:
+        """Store a summary, or note that it could not be; delete it and raise if the session was cleared meanwhile."""
         try:
-            added = await self.store.add(talk.place, record, known)
+            added = await self.store.add(talk.place, record, talk.known)
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
-            problems.append(f"summary not stored: {type(error).__name__}")
+            notes.append(f"summary not stored: {type(error).__name__}")
+            if (known := talk.known) is None:
+                return record
             # The record is not in the store, so the next one must not name it as its predecessor: hand on the key of
             # the last stored record.
-            if known is None:
-                return "", record
-            sources = {**record.sources, "previous": known[1].sources.get("previous")}
-            return known[0], replace(record, sources=sources)
+            sources = {**record.sources, "previous": known.sources.get("previous")}
+            return replace(record, sources=sources, key=known.key)
         # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
-        if record.position is not None and record.position.epoch:
-            await self._check_again(talk, record.position.epoch, config)
-        return added
-
-    async def _check_again(self, talk: SummarizedConversation, epoch: int, config: RunnableConfig) -> None:
-        """Delete the summaries of an epoch and raise if the session was cleared while they were written."""
         history: Any = (config.get("configurable") or {}).get("message_history")
-        if not has_native(history, "view"):
-            return
-        view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
-        if view.epoch != epoch:
-            await self.store.delete_all(f"{talk.place.prefix}{epoch}/")
-            msg = "the session was cleared meanwhile"
-            raise StaleTurnError(msg)
+        if record.position is not None and record.position.epoch and has_native(history, "view"):
+            view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
+            if view.epoch != record.position.epoch:
+                await self.store.delete_all(f"{talk.place.prefix}{record.position.epoch}/")
+                msg = "the session was cleared meanwhile"
+                raise StaleTurnError(msg)
+        return added

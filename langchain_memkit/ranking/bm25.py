@@ -16,8 +16,6 @@ from langchain_memkit.ranking.records import Utterance
 if TYPE_CHECKING:
     from langchain_memkit.ranking.records import IndexRecord
 
-__all__ = ["BM25Matches", "IndexSnapshot", "Postings", "Speaker", "bm25_match", "idf", "saturated"]
-
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 # Recall is the same for k1 from .8 to 2 and b from .3 to .75; a small b suits short rounds.
@@ -30,14 +28,6 @@ def idf(found: npt.ArrayLike, count: int) -> Doubles:
 
     Robertson's formula with a 1 in the logarithm, as in Lucene, so that it is never negative: "Which BM25 do you
     mean?", Kamphuis et al., ECIR 2020.
-
-    Args:
-        found: The number of texts with each word.
-        count: The number of all texts.
-
-    Example:
-        >>> idf([1, 9], 10).round(3).tolist()
-        [1.992, 0.147]
     """
     number = np.asarray(found, np.float64)
     rare: Doubles = np.log(1 + (count - number + 0.5) / (number + 0.5))
@@ -49,14 +39,6 @@ def saturated(times: npt.NDArray[np.int64], lengths: Doubles, mean_length: float
 
     BM25 is this times `idf`, summed over the words of a question (Robertson and Zaragoza, "The Probabilistic Relevance
     Framework: BM25 and Beyond", 2009), with k1 = 1.2 and b = 0.5.
-
-    Args:
-        times: Number of occurrences of the word in each text.
-        lengths: Number of words of each of these texts.
-        mean_length: Mean number of words of all texts.
-
-    Returns:
-        One number from 0 to 1 for each text.
     """
     return times / (times + K1 * (1 - B + B * lengths / mean_length))
 
@@ -74,23 +56,16 @@ class Postings:
 
     Append-only: adding a record costs its own words, and messages of removed records stay, to be skipped by readers,
     until the index is rebuilt.
-
-    Attributes:
-        slots: For each message, the slot of its record.
-        lengths: For each message, its number of words.
-        spoken: For each message, the number of its speaker.
-        speakers: Number of each speaker.
-        words: Total number of words.
     """
 
     __slots__ = ("_messages", "lengths", "slots", "speakers", "spoken", "words")
 
     def __init__(self) -> None:
-        self.slots = array("q")
-        self.lengths = array("q")
-        self.spoken = array("q")
+        self.slots = array("q")  # for each message, the slot of its record
+        self.lengths = array("q")  # for each message, its number of words
+        self.spoken = array("q")  # for each message, the number of its speaker
         self.speakers: dict[Speaker, int] = {}
-        self.words = 0
+        self.words = 0  # in total
         self._messages: defaultdict[str, array[int]] = defaultdict(partial(array, "q"))
 
     def __len__(self) -> int:
@@ -127,34 +102,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 class IndexSnapshot:
     """Snapshot of an index as arrays for the ranking, in the order of its entries.
 
-    A slot is a row of the index that holds a record, or held one before it was removed.
-
-    Args:
-        entries: The records.
-        alive: For each slot, whether it holds a record.
-        embedded: For each slot, whether its record has a vector.
-        sessions: For each slot, the number of its session, -1 for none.
-        positions: For each slot, the record's position.
-        times: For each slot, when it was said, in seconds since 1970; `nan` if unknown.
-        postings: The inverted index of words, by slot.
-
-    Attributes:
-        entries: The records, as given.
-        slots: The slot of each record.
-        embedded: Flags of the records that have a vector.
-        row: For each message, the index of its record; -1 if that was removed.
-        removed: Whether there is any message of a removed record.
-        spoken: For each message, the number of its speaker.
-        speakers: The speakers of the remaining messages, by number.
-        first: For each record, the index of its first message; the others follow.
-        lengths: Number of words of each record.
-        mean_length: Mean of `lengths`.
-        times: When each record was said, in seconds since 1970.
-        session: The number of each record's session, -1 for none.
-        session_lengths: Number of words of each session.
-        session_count: Number of sessions.
-        order: Indices of the records, sorted by session and position.
-        nearby: For the distances 1 and 2, whether the record that much further in `order` is of the same session.
+    A slot is a row of the index that holds a record, or held one before it was removed: `alive`, `embedded`, `sessions`
+    (numbers, -1 for none), `positions` and `times` (in seconds since 1970, `nan` if unknown) are given by slot.
     """
 
     def __init__(
@@ -168,18 +117,19 @@ class IndexSnapshot:
         postings: Postings,
     ) -> None:
         self.entries = entries
-        self.slots = np.flatnonzero(alive)
+        self.slots = np.flatnonzero(alive)  # of each record
         self.embedded = embedded[self.slots]
         rows = np.full(len(alive), -1)
         rows[self.slots] = np.arange(len(self.slots))
         message_slots, lengths = np.array(postings.slots), np.array(postings.lengths)
+        # For each message, the index of its record, -1 if that was removed; and the number of its speaker.
         self.row = rows[message_slots] if len(message_slots) else message_slots
         self.spoken = np.array(postings.spoken)
         live = self.row >= 0
         self.removed = not live.all()
         told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
-        # Messages are appended in the order of slots, so `message_slots` is sorted and a binary search finds the first.
+        # Messages are appended in the order of slots, so that a binary search finds the first one of each record.
         self.first = np.searchsorted(message_slots, self.slots)
         self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
         self.mean_length = float(self.lengths.sum()) / max(len(entries), 1) or 1.0
@@ -188,6 +138,7 @@ class IndexSnapshot:
         grouped = self.session >= 0
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
         self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
+        # The records sorted by session and position, and whether the next one, and the one after it, is of the same.
         self.order = np.lexsort((positions[self.slots], self.session))
         ordered = self.session[self.order]
         self.nearby = [(ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0) for d in (1, 2)]
@@ -199,44 +150,27 @@ FEWEST = 50  # records; in a smaller index, `held` rates the rarity of words as 
 
 
 class BM25Matches(NamedTuple):
-    """Lexical scores of all records for one question.
+    """Lexical scores of all records for one question."""
 
-    Attributes:
-        whole: BM25 of each record.
-        share: Share of the question's words that each record contains, weighted by `idf`, from 0 to 1.
-        told: BM25 of each record, counting only the messages of the speakers that the question asks about.
-        session: BM25 of each record's session, taken as one text.
-        worth: For each message, whether it contains a word of the question or is by an asked speaker.
-        held: Sum of the `idf` of the question's words that each record contains; the unit is a word that no other
-            record contains.
-    """
-
-    whole: Doubles
-    share: Doubles
-    told: Doubles
-    session: Doubles
-    worth: Flags
-    held: Doubles
+    whole: Doubles  # BM25 of each record
+    share: Doubles  # share of the question's words that each record contains, weighted by `idf`, from 0 to 1
+    told: Doubles  # BM25 of each record, counting only the messages of the speakers that the question asks about
+    session: Doubles  # BM25 of each record's session, taken as one text
+    worth: Flags  # for each message, whether it contains a word of the question or is by an asked speaker
+    held: Doubles  # sum of the `idf` of the question's words in each record, in units of a word that no other contains
 
 
 def bm25_match(
     view: IndexSnapshot, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()
 ) -> BM25Matches:
-    """Score every record by the words that it shares with a question.
+    """Score every record by the words that it shares with a question; a repeated word counts repeatedly.
 
-    Args:
-        view: Snapshot of the index.
-        postings: Its inverted index of words.
-        stems: The words of the question; a repeated word counts repeatedly.
-        asked: Numbers of the speakers that the question asks about.
-
-    Returns:
-        Arrays in the order of the records; `worth` in the order of the messages in `postings`.
+    `asked` are the numbers of the speakers that the question asks about.
     """
     count, groups = len(view.entries), len(view.session_lengths)
     whole, share, told, held = np.zeros((4, count))
     sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
-    theirs = _of(asked, view.spoken)
+    theirs = np.isin(view.spoken, list(asked))  # flags of the messages by the asked speakers
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
     found, most = _found(postings, stems), max(count, FEWEST)
     # All words are counted at once with `bincount` over a table of words x records, in chunks of words so that the
@@ -275,16 +209,9 @@ def bm25_match(
 
 
 def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Count the occurrences of words in records.
+    """Return the number of records with each word, these records, word by word, and the occurrences in each.
 
-    Args:
-        words: The word of each occurrence, as a number below `many`.
-        rows: The record of each occurrence, as a number below `count`.
-        many: Number of words.
-        count: Number of records.
-
-    Returns:
-        The number of records with each word; these records, word by word; and the number of occurrences in each.
+    `words` are numbers below `many`, `rows` those of records, below `count`.
     """
     table = np.bincount(words * count + rows, minlength=many * count)
     cells = table.nonzero()[0]
@@ -299,13 +226,6 @@ def _summed(
     """Sum the BM25 of each text from the counts that `_counted` returns, with a weight for each word."""
     found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
     return np.bincount(rows, found, len(lengths))
-
-
-def _of(asked: Collection[int], spoken: Numbers) -> Flags:
-    """Return flags of the messages by the asked speakers."""
-    table = np.zeros(int(spoken.max(initial=0)) + 1, bool)
-    table[list(asked)] = True
-    return table[spoken]
 
 
 def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[str, int]]:

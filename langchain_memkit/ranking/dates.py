@@ -12,8 +12,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DateRange", "date_proximity", "parse_date_ranges"]
-
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 MOST = 8  # windows of a question; further ones are ignored
@@ -105,15 +103,7 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
 
 
 def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
-    """Score how close days are to the nearest window: 1 inside it, falling to 0 at a distance of a week.
-
-    Args:
-        found: The windows.
-        days: Days since 1970; `nan` (unknown) scores 0.
-
-    Returns:
-        One number from 0 to 1 for each day.
-    """
+    """Score how close days (since 1970) are to the nearest window: 1 inside it, 0 from a week away, or if `nan`."""
     close = np.zeros(len(days))
     known = days[~np.isnan(days)]
     if not len(known):
@@ -122,7 +112,7 @@ def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
     years = range(max(_year(known.min()) - 1, latest - YEARS), latest + 1)
     for window in found:
         for first, last in _in_years(window, years) if window.yearly else [window[:2]]:
-            away = np.maximum(_number(first) - days, days - _number(last))
+            away = np.maximum(first.toordinal() - EPOCH - days, days - (last.toordinal() - EPOCH))
             close = np.fmax(close, np.clip(1 - away / FADE, 0, 1))
     return close
 
@@ -176,10 +166,6 @@ def _in_years(window: DateRange, years: Iterable[int]) -> Iterator[tuple[date, d
         with suppress(ValueError):  # 29 February
             last = monthrange(year, window.last.month)[1] if window.last.month == 2 else window.last.day
             yield window.first.replace(year=year), window.last.replace(year=year, day=min(last, window.last.day))
-
-
-def _number(day: date) -> int:
-    return day.toordinal() - EPOCH
 
 
 def _year(number: float) -> int:

@@ -6,20 +6,27 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from threading import RLock
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.ranking.bm25 import IndexSnapshot, Postings, bm25_match
+from langchain_memkit.ranking.bm25 import Doubles, Flags, IndexSnapshot, Postings, bm25_match
 from langchain_memkit.ranking.records import IndexRecord, StoredSession, Utterance, digest_of, index_record_of
 
-__all__ = ["Index", "IndexRecord", "StoredSession", "UsualSimilarity", "Utterance", "digest_of", "index_record_of"]
+__all__ = [
+    "Index",
+    "IndexRecord",
+    "StoredSession",
+    "UsualSimilarity",
+    "Utterance",
+    "digest_of",
+    "index_record_of",
+    "unit_vectors",
+]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Doubles: TypeAlias = npt.NDArray[np.float64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
 
 FIRST = 64  # initial capacity, in vectors; it doubles
 FAR = 2**62  # positions are clamped to this, so that they fit 64 bits
@@ -48,6 +55,7 @@ class Index:
         lock: Reentrant lock that every reader and writer must hold.
         dims: Dimensions of the vectors; `None` before the first vector.
         count: Number of records.
+        postings: Inverted index of the words, by slot.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -81,7 +89,7 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Estimated memory use in bytes: vectors, words and records."""
-        return self._vectors.nbytes + 75 * self._postings.words + 200 * len(self._postings) + 1200 * len(self._entries)
+        return self._vectors.nbytes + 75 * self.postings.words + 200 * len(self.postings) + 1200 * len(self._entries)
 
     @property
     def embedded(self) -> Flags:
@@ -94,7 +102,7 @@ class Index:
         if self._view is None:
             alive, embedded = np.array(self._alive, bool), np.array(self._embedded, bool)
             sessions, positions, times = np.array(self._sessions), np.array(self._positions), np.array(self._times)
-            self._view = IndexSnapshot(self.entries, alive, embedded, sessions, positions, times, self._postings)
+            self._view = IndexSnapshot(self.entries, alive, embedded, sessions, positions, times, self.postings)
         return self._view
 
     def stamps(self) -> set[int]:
@@ -106,14 +114,14 @@ class Index:
 
         Args:
             entry: The record.
-            vector: Its vector, which is normalized to length 1; `None` for a record that is not embedded.
+            vector: Its vector, which is scaled to length 1; `None`, or all zeros, for a record that is not embedded.
 
         Raises:
             ConfigurationError: The vector has another number of dimensions than the index, or is not finite.
         """
         # A replaced record gets a new slot instead of the old one's: postings are append-only. `_compact` reclaims the
         # old slots once they are more than half.
-        unit = None if vector is None else self._unit(vector)
+        unit = None if vector is None else unit_vectors([vector], self.dims)[0]
         if entry.id in self._slots:
             self.remove([entry.id])
         slot = len(self._entries)
@@ -125,8 +133,9 @@ class Index:
         self._positions.append(_near(entry.position))
         self._sessions.append(self._numbers.setdefault(entry.session, len(self._numbers)) if entry.session else -1)
         if unit is not None:
+            self.dims = len(unit)
             self._room(slot, len(unit))[slot] = unit
-        self._postings.add(slot, entry.said)
+        self.postings.add(slot, entry.said)
         # `_last` caches only sessions that were asked for: update the cached record, never insert one here, since a
         # session without a cached one may hold higher positions.
         last = self._last.get(entry.session)
@@ -176,7 +185,7 @@ class Index:
 
     def lexical(self, stems: Sequence[str]) -> Doubles:
         """Return the BM25 score of each record for the words of a question, in the order of `entries`."""
-        return bm25_match(self.view, self._postings, stems).whole
+        return bm25_match(self.view, self.postings, stems).whole
 
     def dense(self, vector: npt.ArrayLike) -> Floats:
         """Return the cosine of each record to a vector, in the order of `entries`; 0 for records without a vector.
@@ -184,8 +193,8 @@ class Index:
         Raises:
             ConfigurationError: The vector has another number of dimensions than the index, or is not finite.
         """
-        unit, slots = self._unit(vector, learn=False), self.view.slots
-        if self.dims is None:
+        (unit,), slots = unit_vectors([vector], self.dims), self.view.slots
+        if self.dims is None or unit is None:
             return np.zeros(self.count, np.float32)
         vectors = self._room(len(self._entries) - 1, self.dims)[: len(self._entries)]
         # Not `@`: BLAS spreads it over threads from some hundred vectors on, and waits for them if the cores are busy.
@@ -201,13 +210,10 @@ class Index:
         been rebuilt.
         """
         seen = self._seen
-        if seen is None or not seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
-            seen = self._seen = (self.count, self._usual())
-        return seen[1]
-
-    def _usual(self) -> UsualSimilarity | None:
-        view = self.view
-        rows = np.flatnonzero(self.embedded)
+        if seen is not None and seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
+            return seen[1]
+        self._seen = (self.count, None)
+        view, rows = self.view, np.flatnonzero(self.embedded)
         if len(rows) < FEW:
             return None
         rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(int)]
@@ -218,12 +224,10 @@ class Index:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
         usual = UsualSimilarity(float(found.mean()), float(found.std()))
-        return usual if usual.mean < ALIKE and usual.deviation > LEAST else None
-
-    @property
-    def postings(self) -> Postings:
-        """The inverted index of words, by slot; for `match`."""
-        return self._postings
+        if usual.mean >= ALIKE or usual.deviation <= LEAST:
+            return None
+        self._seen = (self.count, usual)
+        return usual
 
     def _begin(self) -> None:
         self.count = 0
@@ -237,7 +241,7 @@ class Index:
         self._numbers: dict[str, int] = {}  # session id -> number
         self._last: dict[str, IndexRecord] = {}  # session id -> last record; a cache, filled by `last`
         self._vectors: Floats = np.zeros((0, self.dims or 0), np.float32)
-        self._postings = Postings()
+        self.postings = Postings()
         self._view = None
         self._seen = None
 
@@ -251,26 +255,6 @@ class Index:
         for entry, vector in kept:
             self.add(entry, vector)
 
-    def _unit(self, vector: npt.ArrayLike, *, learn: bool = True) -> Floats:
-        found = np.asarray(vector, np.float32)
-        if found.ndim != 1:
-            found = found.ravel()
-        if len(found) != (self.dims or len(found)):
-            msg = (
-                f"the vector has {len(found)} dimensions, those that are stored have {self.dims}; "
-                "use one embedding model for all, or embed the records anew"
-            )
-            raise ConfigurationError(msg)
-        square = float(np.vdot(found, found))  # unlike `@`, `vdot` does not warn about overflow
-        if not math.isfinite(square):
-            msg = (
-                "the vector holds values that are no numbers or far too large; the embedding model must return numbers"
-            )
-            raise ConfigurationError(msg)
-        if learn:
-            self.dims = len(found)
-        return found if abs(square - 1) < NEARLY or not square else found / np.float32(math.sqrt(square))
-
     def _room(self, slot: int, dims: int) -> Floats:
         """Return the matrix of vectors, grown so that it has room for this slot."""
         if slot >= len(self._vectors) or self._vectors.shape[1] != dims:
@@ -283,3 +267,32 @@ class Index:
 
 def _near(position: int) -> int:
     return max(-FAR, min(position, FAR))
+
+
+def unit_vectors(vectors: Sequence[Any], dims: int | None) -> list[Floats | None]:
+    """Validate vectors of `dims` dimensions (None: as many as the first) and scale them to length 1, as float32.
+
+    None for a vector that is all zeros: the model knows none of the words.
+    """
+    found: list[Floats | None] = []
+    for i, vector in enumerate(vectors):
+        ready = isinstance(vector, np.ndarray) and vector.dtype == "<f4" and vector.shape == (dims,)
+        if ready and abs(float(np.vdot(vector, vector)) - 1) < NEARLY:  # validated and scaled before
+            found.append(vector)
+            continue
+        try:
+            numbers = np.asarray(vector, np.float64)
+        except (OverflowError, TypeError, ValueError):
+            numbers = np.empty((0, 0))
+        dims = numbers.size if dims is None else dims
+        largest = np.abs(numbers).max(initial=0.0)
+        problem = f"has {numbers.size} dimensions instead of {dims}" if numbers.size != dims else ""
+        if numbers.ndim != 1 or not numbers.size or not np.isfinite(largest):
+            problem = "is no list of finite numbers"
+        if problem:
+            msg = f"vector {i} of the embedding model {problem}. Nothing was stored."
+            raise ConfigurationError(msg)
+        # divided by the largest first, so that squares neither overflow nor vanish
+        scaled = numbers / largest if largest else numbers
+        found.append((scaled / np.sqrt(scaled @ scaled)).astype("<f4") if largest else None)
+    return found

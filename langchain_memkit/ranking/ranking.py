@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.ranking.bm25 import BM25Matches, IndexSnapshot, bm25_match
+from langchain_memkit.ranking.bm25 import BM25Matches, Doubles, Flags, IndexSnapshot, bm25_match
 from langchain_memkit.ranking.dates import date_proximity, parse_date_ranges
 from langchain_memkit.ranking.index import Index
 from langchain_memkit.ranking.records import IndexRecord
@@ -19,38 +19,14 @@ from langchain_memkit.ranking.relevance import relevance_to
 from langchain_memkit.ranking.speakers import AddressedSpeakers, addressed_speakers
 from langchain_memkit.ranking.tokenize import tokenize
 
-__all__ = [
-    "PARTS",
-    "Question",
-    "Ranked",
-    "Ranking",
-    "best_first",
-    "importance",
-    "min_max_scale",
-    "neighbour_bonus",
-    "rank",
-    "recency",
-]
-
-Doubles: TypeAlias = npt.NDArray[np.float64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-
 
 def min_max_scale(values: Doubles, most: int | None = None, known: Flags | None = None) -> Doubles:
-    """Scale a feature from 0 (lowest value) to 1 (highest value).
+    """Scale a feature from 0 (lowest value) to 1 (highest value); all 0 if all values are equal.
 
     Args:
         values: One value per record.
-        most: Take the value at this rank, counted from the top, as the lowest; smaller values get 0. `None`: the
-            lowest of all values.
+        most: Rank, counted from the top, of the value that counts as the lowest; smaller values get 0.
         known: Flags of the records that have a value; the others get 0 and do not count for the scale.
-
-    Returns:
-        Numbers from 0 to 1; all 0 if all values are equal.
-
-    Example:
-        >>> min_max_scale(np.array([3.0, 1.0, 2.0])).tolist(), min_max_scale(np.array([5.0, 5.0])).tolist()
-        ([1.0, 0.0, 0.5], [0.0, 0.0])
     """
     compared = values if known is None else values[known]
     if not len(compared):
@@ -97,7 +73,6 @@ def importance(entries: Sequence[IndexRecord]) -> Doubles:
 
 
 COMPARED = 50  # least rank that scales to 0: with fewer candidates, the last one would score as no match
-DAY = 86_400  # seconds
 PARTS = ("relevance", "lexical", "speaker", "neighbours", "session", "date", "recency", "importance")
 
 
@@ -127,9 +102,6 @@ class Ranking:
     Raises:
         ConfigurationError: A weight is negative or not a number, or the decay rate or candidates are out of range.
 
-    Example:
-        >>> Ranking.generative_agents().recency, Ranking().recency
-        (1.0, 0.0)
     """
 
     relevance: float = 0.75
@@ -158,11 +130,9 @@ class Ranking:
     def generative_agents(cls) -> Ranking:
         """Return the ranking of Generative Agents: recency, importance and relevance, weighted equally.
 
-        Each is scaled from 0 to 1 over all records and has weight 1; all other weights are 0.
-
-        Recency is 0.995 to the power of the hours since the last access. Source: Park et al., "Generative Agents:
-        Interactive Simulacra of Human Behavior", UIST 2023. Made for agents that live in one scene for some days: over
-        months of conversation, recency hides most of what is asked for.
+        Each is scaled from 0 to 1 over all records. Source: Park et al., "Generative Agents: Interactive Simulacra of
+        Human Behavior", UIST 2023. Made for agents that live in one scene for some days: over months of conversation,
+        recency hides most of what is asked for.
 
         Example:
             >>> Ranking.generative_agents().recency
@@ -173,90 +143,52 @@ class Ranking:
 
 @dataclass(slots=True)
 class Question:
-    """A question with its vector and context.
-
-    Attributes:
-        text: The question.
-        vector: Its vector; `None` without one.
-        now: The time of asking, aware.
-        similar: Similarities by record id from a third-party store, instead of the vector.
-        accessed: Last access by record id; records without one count from when they were said.
-    """
+    """A question with its vector and context."""
 
     text: str
     vector: npt.ArrayLike | None
-    now: datetime
-    similar: Mapping[str, float] | None = None
-    accessed: Mapping[str, datetime] = field(default_factory=dict)
+    now: datetime  # the time of asking, aware
+    similar: Mapping[str, float] | None = None  # by record id, from a third-party store, instead of the vector
+    accessed: Mapping[str, datetime] = field(default_factory=dict)  # last access by record id
 
 
 class Ranked(NamedTuple):
-    """A ranked record.
-
-    Attributes:
-        entry: The record.
-        score: Higher is better; comparable within one question only.
-        parts: The summands of the score, by name of the weight.
-        shown: The messages of the record to show, as ascending indices of `entry.said`, at least one. If the question
-            asks about somebody, messages of others that share no word with it are left out.
-        relation: How related the question is to the record, see `relation`; comparable between questions.
-    """
+    """A ranked record."""
 
     entry: IndexRecord
-    score: float
-    parts: Mapping[str, float]
+    score: float  # higher is better; comparable within one question only
+    parts: Mapping[str, float]  # the summands of the score, by name of the weight
+    # Ascending indices of `entry.said`, at least one: the messages to show. If the question asks about somebody,
+    # messages of others that share no word with it are left out.
     shown: tuple[int, ...] = ()
-    relation: float = 0.0
+    relation: float = 0.0  # how related the question is to the record (`relevance_to`); comparable between questions
 
 
 class RankedRecords(NamedTuple):
-    """Result of `best_first`.
+    """Result of `best_first`."""
 
-    Attributes:
-        records: The records, best first, created lazily; at most `Ranking.candidates`.
-        total: Number of records that were compared.
-        relation: The highest `relation` of any record that may be returned.
-    """
-
-    records: Iterator[Ranked]
-    total: int
-    relation: float
-
-
-def rank(
-    index: Index,
-    question: Question,
-    ranking: Ranking = Ranking(),  # frozen
-    keep: Callable[[IndexRecord], bool] | None = None,
-) -> list[Ranked]:
-    """Rank the records of a user for a question.
-
-    Lexical and dense scores are fused by weights, after each was scaled from 0 to 1 for this question. A record also
-    takes part of its neighbours' scores, since the answer to a question often stands next to what resembles it.
-
-    Args:
-        index: The records of one user; its lock is held meanwhile.
-        question: The question.
-        ranking: The weights.
-        keep: Predicate: whether a record may be returned. Word statistics and neighbours include all records.
-
-    Returns:
-        At most `ranking.candidates` records, best first, in index order if equal; expired ones are left out. Records
-        without a vector (small talk, a round without its answer) are included only if they contain a word of the
-        question; if the question has no vector, all are included.
-
-    Raises:
-        ConfigurationError: The question's vector has another number of dimensions than the index.
-    """
-    return list(best_first(index, question, ranking, keep).records)
+    records: Iterator[Ranked]  # best first, created lazily; at most `Ranking.candidates`
+    total: int  # number of records that were compared
+    relation: float  # the highest `relation` of any record that may be returned
 
 
 def best_first(
     index: Index, question: Question, ranking: Ranking, keep: Callable[[IndexRecord], bool] | None = None
 ) -> RankedRecords:
-    """Rank like `rank`, but lazily, since most callers read the first few records only.
+    """Rank the records of a user for a question, lazily, since most callers read the first few records only.
 
-    The index may change while the result is read: the scores are those of the call.
+    Lexical and dense scores are fused by weights, after each was scaled from 0 to 1 for this question. A record also
+    takes part of its neighbours' scores, since the answer to a question often stands next to what resembles it.
+
+    Args:
+        index: The records of one user. It may change while the result is read: the scores are those of the call.
+        question: The question.
+        ranking: The weights.
+        keep: Predicate: whether a record may be returned. Word statistics and neighbours include all records.
+
+    Returns:
+        Records in index order if equal, without expired ones. Records without a vector (small talk, a round without its
+        answer) are included only if they contain a word of the question; if it has no vector, all are included.
     """
     with index.lock:
         view = index.view
@@ -320,7 +252,7 @@ def _parts(
     session += ranking.session * min_max_scale(found.session)
     named = parse_date_ranges(question.text, question.now.astimezone(UTC).date()) if ranking.date else []
     if named:
-        close = date_proximity(named, np.floor(view.times / DAY))
+        close = date_proximity(named, np.floor(view.times / 86_400))
         date += ranking.date * (close - close.min())
     if ranking.recency:
         recent += ranking.recency * min_max_scale(recency(view, question.accessed, question.now, ranking.decay_rate))
@@ -340,7 +272,11 @@ def _best(
     order: Sequence[int] = ()
     # Sort only the top first, which is usually enough; sort all only if `keep` and expiry reject too many of those.
     for tried in (2 * most, len(scores)):
-        done, order = len(order), _top(scores, tried)
+        # The indices of the highest scores, best first, ties in index order; those of the first round come again.
+        first = np.arange(len(scores))
+        if tried < len(scores):
+            first = np.flatnonzero(scores >= np.partition(scores, len(scores) - tried)[len(scores) - tried])
+        done, order = len(order), first[np.argsort(-scores[first], kind="stable")][:tried].tolist()
         for i in order[done:]:
             if scores[i] == -np.inf:
                 return
@@ -350,15 +286,6 @@ def _best(
                 yield i
             if kept == most:
                 return
-
-
-def _top(scores: Doubles, most: int) -> list[int]:
-    """Return the indices of the `most` highest scores, best first; ties in index order."""
-    if most >= len(scores):
-        return [*np.argsort(-scores, kind="stable").tolist()]
-    least = np.partition(scores, len(scores) - most)[len(scores) - most]
-    best = np.flatnonzero(scores >= least)
-    return [*best[np.argsort(-scores[best], kind="stable")][:most].tolist()]
 
 
 def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:

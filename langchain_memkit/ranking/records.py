@@ -12,20 +12,12 @@ from langchain_core.documents import Document
 
 from langchain_memkit.ranking.tokenize import tokenize as stems_of
 
-__all__ = ["IndexRecord", "StoredSession", "Utterance", "digest_of", "index_record_of"]
-
 
 class Utterance(NamedTuple):
-    """The tokenized text of one message of a record.
+    """The tokenized text of one message of a record."""
 
-    Attributes:
-        role: "human", "ai", "tool", or "" for a plain document.
-        name: The speaker's name, "" if there is none.
-        stems: Its words, tokenized by `stems`.
-    """
-
-    role: str
-    name: str
+    role: str  # "human", "ai", "tool", or "" for a plain document
+    name: str  # the speaker's, "" if there is none
     stems: tuple[str, ...]
 
 
@@ -81,12 +73,11 @@ class StoredSession(NamedTuple):
     state: int | None = None
 
 
-def index_record_of(document: Document, *, stamp: int = 0, stems: Sequence[Sequence[str]] | None = None) -> IndexRecord:
+def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None = None) -> IndexRecord:
     """Build the index entry of a stored document.
 
     Args:
         document: A document with an id. Its metadata is that of a round; every field may be missing.
-        stamp: Version number of the stored row.
         stems: The words of each message, if they were stored; else the text is tokenized.
 
     Raises:
@@ -114,7 +105,6 @@ def index_record_of(document: Document, *, stamp: int = 0, stems: Sequence[Seque
         epoch=known.get("epoch") or 0,
         importance=known.get("importance"),
         expires_at=_time(known.get("expires_at")),
-        stamp=stamp,
     )
 
 

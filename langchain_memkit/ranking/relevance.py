@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from langchain_memkit.ranking.bm25 import BM25Matches
+from langchain_memkit.ranking.bm25 import BM25Matches, Doubles
 from langchain_memkit.ranking.dates import CALENDAR, MONTHS, date_proximity, parse_date_ranges
 from langchain_memkit.ranking.index import FEW, Index
 from langchain_memkit.ranking.speakers import YOU, AddressedSpeakers
 from langchain_memkit.ranking.tokenize import tokenize
-
-__all__ = ["FLOOR", "relevance_to"]
-
-Doubles: TypeAlias = npt.NDArray[np.float64]
 
 FLOOR = 1.0  # what floor="auto" means
 NEARNESS, USUAL = 0.6, 0.5  # points per standard deviation of the cosine; deviations above the mean that score 0
@@ -66,16 +60,8 @@ def relevance_to(
     The weights began as those of a logistic regression and were rounded by hand, on LoCoMo's four conversations and on
     the recall set. With the floor at 1, these lose at most 1% of their evidence; see docs/recall.md for all figures.
 
-    Args:
-        index: The records; the caller holds its lock.
-        question: The question.
-        now: The time of asking.
-        asked: The speakers that the question asks about.
-        found: Lexical match of the question with the records.
-        near: Cosine of each record; None without vectors, or if their scale is not known.
-
-    Returns:
-        One number for each record.
+    The caller holds the lock of the index. `near` is the cosine of each record; None without vectors, or if their scale
+    is not known.
     """
     question = question[:READ].replace("\u2019", "'")
     most = MOST if len(index) >= FEW else 0.0
@@ -90,7 +76,10 @@ def relevance_to(
         numbers = numbers + SPEAKER
     if YOU.search(question) or OWN.search(ADVICE.sub("", TEXT.sub("", question))):
         numbers = numbers + ONESELF
-    if _told_then(index, question, now):
+    # a past day from which, or from within a week of which, any record is
+    today = now.astimezone(UTC).date()
+    past = [window for window in parse_date_ranges(question, today) if window.last < today]
+    if past and date_proximity(past, np.floor(index.view.times / SECONDS)).any():
         numbers = numbers + DAY
     told = _names(question, asked)
     if any(len(index.postings.messages(name)) for name in told):
@@ -98,13 +87,6 @@ def relevance_to(
     if not all(len(index.postings.messages(name)) for name in told):
         numbers = numbers + STRANGER
     return numbers
-
-
-def _told_then(index: Index, question: str, now: datetime) -> bool:
-    """Return whether any record is from (or within a week of) a past day that the question names."""
-    today = now.astimezone(UTC).date()
-    past = [window for window in parse_date_ranges(question, today) if window.last < today]
-    return bool(past) and bool(date_proximity(past, np.floor(index.view.times / SECONDS)).any())
 
 
 def _names(question: str, asked: AddressedSpeakers) -> list[str]:

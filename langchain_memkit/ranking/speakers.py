@@ -10,8 +10,6 @@ from typing import NamedTuple
 from langchain_memkit.ranking.bm25 import Speaker
 from langchain_memkit.ranking.tokenize import tokenize
 
-__all__ = ["AddressedSpeakers", "addressed_speakers"]
-
 READ = 2000  # characters of a question that are read
 SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
 SAID = "said|told|wrote|gave|(?:mention|suggest|recommend|explain)ed|(?:advise|propose|promise)d"
@@ -25,27 +23,19 @@ ROLES = frozenset(tokenize("user human person customer assistant agent ai bot ch
 
 
 class AddressedSpeakers(NamedTuple):
-    """The speakers that a question asks about.
+    """The speakers that a question asks about."""
 
-    Attributes:
-        speakers: Numbers of the speakers; empty if the question asks about none, or about all.
-        names: Stems of the question that are names of speakers.
-    """
-
-    speakers: frozenset[int]
-    names: frozenset[str]
+    speakers: frozenset[int]  # their numbers; empty if the question asks about none, or about all
+    names: frozenset[str]  # stems of the question that are names of speakers
 
 
 def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int, Speaker]) -> AddressedSpeakers:
     """Find the people and models that a question asks about.
 
     A speaker matches by any part of the name or, if the name is a lower-case handle, by all parts. "I" and "my" mean
-    the user, "you said" and "your advice" the model (English only).
+    the user, "you said" and "your advice" the model (English only). Tools never match.
 
-    Args:
-        text: The question; its first 2,000 characters are read.
-        words: The stems of the question.
-        speakers: Role and name of each speaker, by number. Tools never match.
+    `words` are the stems of the question; `speakers` are given by number.
 
     Example:
         >>> known = {0: ("human", "Ann Lee"), 1: ("ai", "")}

@@ -1,8 +1,8 @@
 """Retrieval for follow-up questions: turn a question into a standalone one before searching.
 
-`question` runs the steps: `gate` decides whether a question is standalone already, `asking` prompts a model to rewrite
-it, `checking` validates the rewrite, and `contextualize` adds weighted terms without a model. `condense` wraps this
-around any retriever, which `searching` and `weighing` then call. `past` reads the conversation for all of them.
+`condense` wraps this around any retriever. `standalone` decides by rules whether a question is standalone already,
+`rewriter` prompts a model to rewrite it and checks the rewrite, `expansion` adds weighted terms without a model, and
+`search` calls the retriever. `history` reads the conversation for all of them.
 """
 
 from langchain_memkit.retrievers.condense import CondenseQuestionRetriever, create_history_aware_retriever

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    BaseCallbackManager,
+    CallbackManagerForRetrieverRun,
+)
 from langchain_core.documents import Document
-from langchain_core.language_models import LanguageModelLike
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models import BaseChatModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
 from langchain_core.runnables.base import coerce_to_runnable
-from langchain_core.runnables.config import patch_config
+from langchain_core.runnables.config import merge_configs, patch_config
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from langchain_memkit._sync import CONDENSED, adrive, drive, event
+from langchain_memkit._sync import CONDENSED, adrive, drive, event, internal_call, model_call
 from langchain_memkit.base import Memory, did_you_mean
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, Strength, Turn
-from langchain_memkit.retrievers.history import answered_by, as_messages, question_answer_pairs, question_of, read_past
+from langchain_memkit.retrievers.expansion import Turn, expanded
+from langchain_memkit.retrievers.history import Past, as_messages, question_of, read_past
 from langchain_memkit.retrievers.rewriter import (
-    Check,
-    Condenser,
-    Gate,
+    SCHEMA,
+    DecidedBy,
     Mode,
     QuestionPrompt,
-    RewriteCache,
+    RefusedError,
     StandaloneQuestion,
+    question_of_answer,
     refusal,
+    same_question,
 )
-from langchain_memkit.retrievers.search import Search
+from langchain_memkit.retrievers.search import search_documents
 from langchain_memkit.retrievers.standalone import stands_alone
 
-__all__ = ["CondenseQuestionRetriever", "create_history_aware_retriever"]
+logger = logging.getLogger("langchain_memkit")
 
-QUESTION = "memkit_question"
-"""Metadata key of a document that holds the `StandaloneQuestion` it was found with, as a dict."""
+Asked: TypeAlias = str | Mapping[str, Any]
+UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers that cannot do structured output
 
 
 class CondenseQuestionRetriever(BaseRetriever):
@@ -54,6 +60,8 @@ class CondenseQuestionRetriever(BaseRetriever):
     same as event `memkit_condense_question`. LangChain's `create_retrieval_chain` passes a retriever the question only:
     give it `retriever.with_config(run_name="aware")`, which receives the conversation, too.
 
+    For rules of your own, override `stands_alone` (the gate) or `refusal` (the validation of a rewrite) in a subclass.
+
     Args:
         retriever: A LangChain retriever, or any runnable or function from a string to documents.
         llm: A chat model, a string model, or a runnable or function from messages to text; None for no model.
@@ -63,15 +71,9 @@ class CondenseQuestionRetriever(BaseRetriever):
             `questions` (text).
         n: Maximum number of past questions that the model is given, oldest first.
         max_tokens: Token budget for those.
-        gate: `gate(question, history)` decides whether a question is standalone. It receives the turns as
-            `(question, answer or None)`, oldest first, and returns a bool or `(bool, reason)`. None for no gate.
-        check: `check(question, rewrite, earlier_questions)` returns why a rewrite is rejected, or None to accept it.
-            None for no check, for prompts that ask for something else than a question (search terms, say).
-        fuse_original: Also search for the original question, and merge by reciprocal rank fusion.
         skip_answered: Leave out the documents that answered earlier turns (the newest 100), which the answers name as
             `memkit_documents` in their `response_metadata`.
         timeout: Seconds for the model to rewrite a question; None for no limit.
-        cache_size: How many rewrites are cached; 0 for none.
         history: The chat history or memory of the conversation; then a string is enough as input.
         k: How many documents to return; None for as many as the inner retriever returns.
 
@@ -102,16 +104,12 @@ class CondenseQuestionRetriever(BaseRetriever):
     prompt: Any = Field(default=None, repr=False)
     n: int = Field(default=3, ge=1)
     max_tokens: int = Field(default=1000, ge=1)
-    gate: Gate | None = Field(default=stands_alone, repr=False)
-    check: Check | None = Field(default=refusal, repr=False)
-    fuse_original: bool = False
     skip_answered: bool = False
     timeout: float | None = Field(default=10.0, gt=0)
-    cache_size: int = Field(default=100, ge=0)
     history: Any = Field(default=None, repr=False)
     k: int | None = Field(default=None, ge=1)
 
-    _rewrites: RewriteCache = PrivateAttr(default_factory=RewriteCache)
+    _text_only: object = PrivateAttr(default=None)  # the model that turned out not to support structured output
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
@@ -124,22 +122,18 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     @field_validator("retriever", "llm")
     @classmethod
-    def _runnable(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None or isinstance(value, Runnable) or callable(value):
-            return None if value is None else coerce_to_runnable(value)
+    def _runnable(cls, value: object, info: ValidationInfo) -> Runnable[Any, Any] | None:
+        if value is None and info.field_name == "llm":
+            return None
+        if callable(value) or isinstance(value, Runnable):
+            return coerce_to_runnable(value)
         hint = "; call its as_retriever()" if hasattr(value, "as_retriever") else ""
-        kind = "a model, or a runnable or function of messages"
-        if info.field_name == "retriever":
-            kind = "a LangChain retriever, or a runnable or function from a string to documents"
-        msg = f"{info.field_name} must be {kind}, not {type(value).__name__}{hint}"
+        msg = f"{info.field_name} must be a LangChain runnable or a function, not {type(value).__name__}{hint}"
         raise ConfigurationError(msg)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         QuestionPrompt(self.prompt)
-        if self.retriever is None:
-            msg = "retriever must be a retriever, or a runnable or function from a string to documents"
-            raise ConfigurationError(msg)
         if self.mode == "llm" and self.llm is None:
             msg = 'mode="llm" needs an llm'
             raise ConfigurationError(msg)
@@ -151,16 +145,32 @@ class CondenseQuestionRetriever(BaseRetriever):
     @property
     def InputType(self) -> Any:  # noqa: N802  # LangChain's name
         """Type of the input: a question, or a dict with `input` and `chat_history`."""
-        return str | dict[str, Any]
+        return Asked
+
+    # -- rules that a subclass may override
+
+    def stands_alone(self, question: str, history: Sequence[Turn]) -> tuple[bool, str]:
+        """Return whether a question is standalone, so that it is searched for unchanged, and why. The gate.
+
+        Args:
+            question: The original question.
+            history: The turns before it as `(question, answer or None)`, oldest first.
+        """
+        return stands_alone(question, history)
+
+    def refusal(self, question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
+        """Return why a model's rewrite is rejected, or None to accept it; an error of it counts as a rejection.
+
+        Args:
+            question: The original question.
+            rewrite: The model's rewrite.
+            earlier: Earlier questions of the conversation, oldest first.
+        """
+        return refusal(question, rewrite, earlier)
 
     # -- searching
 
-    def invoke(
-        self,
-        input: str | Mapping[str, Any],  # noqa: A002  # LangChain's name
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
+    def invoke(self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
         """Retrieve the documents for a question.
 
         Args:
@@ -174,12 +184,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         question, more = question_of(input)
         return super().invoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
-    async def ainvoke(
-        self,
-        input: str | Mapping[str, Any],  # noqa: A002  # LangChain's name
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
+    async def ainvoke(self, input: Asked, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
         """Run `invoke` asynchronously."""
         question, more = question_of(input)
         return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
@@ -197,25 +202,24 @@ class CondenseQuestionRetriever(BaseRetriever):
     async def _documents(
         self,
         question: str,
-        callbacks: Any,
+        callbacks: BaseCallbackManager,
         *,
-        chat_history: Any = None,
+        chat_history: object = None,
         run_config: RunnableConfig | None = None,
         k: int | None = None,
         **options: Any,
     ) -> list[Document]:
         # Model and inner retriever run as children of this run, with the caller's config otherwise.
         config = patch_config(run_config, callbacks=callbacks)
-        search = {"retriever": self.retriever, "k": self.k if k is None else k, "options": options, "config": config}
-        turns, skipped = await self._past(question, chat_history)
-        strength = self._strength(turns, skipped)
-        found = await self._condenser.condense(question, turns, strength, config)
-        if found.by == "off":
-            return await Search(**search).run(found, turns)
-        await event(config, CONDENSED, asdict(found))
-        chosen = Search(**search, skipped=skipped, fuse=self.fuse_original, strength=strength)
-        documents = await chosen.run(found, turns)
-        return [_marked(document, found) for document in documents]
+        found, past = await self._condensed(question, chat_history, config)
+        if found.by != "off":
+            await event(config, CONDENSED, asdict(found))
+        documents = await search_documents(self.retriever, found, past, self.k if k is None else k, options, config)
+        return documents if found.by == "off" else self._marked(documents, found)
+
+    def _marked(self, documents: list[Document], found: StandaloneQuestion) -> list[Document]:
+        mark = {"memkit_question": asdict(found)}
+        return [page.model_copy(update={"metadata": {**page.metadata, **mark}}) for page in documents]
 
     # -- the question alone
 
@@ -236,53 +240,91 @@ class CondenseQuestionRetriever(BaseRetriever):
             >>> found.by, found.reason
             ('weighted', "'he' points back")
         """
-        return drive(self._question(question, chat_history, config))
+        return drive(self._condensed(question, chat_history, ensure_config(config)))[0]
 
     async def acondense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
         """Run `condense_question` asynchronously."""
-        return await adrive(self._question(question, chat_history, config))
+        return (await adrive(self._condensed(question, chat_history, ensure_config(config))))[0]
 
-    async def _question(self, question: str, chat_history: Any, config: RunnableConfig | None) -> StandaloneQuestion:
-        turns, skipped = await self._past(question, chat_history)
-        return await self._condenser.condense(question, turns, self._strength(turns, skipped), ensure_config(config))
-
-    async def _past(self, question: str, chat_history: Any) -> tuple[list[Turn], frozenset[str]]:
-        """Read the turns before the question, and the keys of documents to leave out."""
+    async def _condensed(
+        self, question: str, chat_history: object, config: RunnableConfig
+    ) -> tuple[StandaloneQuestion, Past]:
+        """Make the question standalone, and return it with the conversation before it."""
         if self.mode == "off":
-            return [], frozenset()
-        messages: list[BaseMessage] = as_messages(chat_history)
+            return StandaloneQuestion(question, question, False, "off", "it is switched off"), Past()
         if chat_history is None and self.history is not None:
-            messages = list(await read_past(self.history, question))
-        return question_answer_pairs(messages), answered_by(messages) if self.skip_answered else frozenset()
+            chat_history = await read_past(self.history, question)
+        past = Past.of(as_messages(chat_history), skip_answered=self.skip_answered)
+        begun = time.perf_counter()
+        text, by, reason = await self._decided(question, past, config)
+        seconds = time.perf_counter() - begun
+        return StandaloneQuestion(text, question, text != question, by, reason, seconds), past
 
-    def _strength(self, turns: list[Turn], skipped: frozenset[str]) -> Strength:
-        """Choose how strongly the conversation is added to the question.
+    async def _decided(self, question: str, past: Past, config: RunnableConfig) -> tuple[str, DecidedBy, str]:
+        """Return the text to search for, who decided that, and why. A model's failure falls back to weighted terms."""
+        if not question.strip():
+            return question, "original", "nothing is asked"
+        if not past.turns:
+            return question, "original", "nothing was said before"
+        why = "there is no gate"
+        if self.mode != "llm":
+            alone, why = self.stands_alone(question, past.turns)
+            if alone:
+                return question, "gate", why
+        if self.mode != "weighted" and self.llm is not None:
+            try:
+                rewrite = await self._rewritten(question, past.turns, config)
+                if same_question(rewrite, question):  # keep the original, byte for byte
+                    return question, "model", "the model says that it stands alone"
+                return rewrite, "model", "the model rewrote it"
+            except RefusedError as error:
+                why, told = f"the rewrite was refused: {error}", "it was refused"  # a check's words may quote
+            except TimeoutError:
+                why = told = "the model took too long"
+            except Exception as error:  # noqa: BLE001  # whatever a model raises must not fail the search
+                why = told = f"the model failed: {type(error).__name__}"
+            logger.warning("a question was not rewritten, its terms are weighted instead: %s", told)
+        return expanded(question, past.turns, past.strength), "weighted", why
 
-        `STRONG` with `skip_answered`, if there are documents to leave out or no turn was answered. Else `CAREFUL`: the
-        words of the answers would find their own documents again.
+    async def _rewritten(self, question: str, turns: Sequence[Turn], config: RunnableConfig) -> str:
+        """Ask the model for a rewrite and validate it.
+
+        Structured output is tried first, with the default prompt. If the server turns out not to support it, the model
+        is asked again for plain text, within the same timeout, and not asked for structured output any more.
         """
-        answered = any(answer for _, answer in turns)
-        return STRONG if skipped or (self.skip_answered and not answered) else CAREFUL
+        prompt = QuestionPrompt(self.prompt)
+        asked = prompt.build(question, prompt.recent(turns, self.n, self.max_tokens))
+        call = merge_configs(config, internal_call("condense_question", "question"))
+        begun, answer = time.monotonic(), None
+        if (structured := self._structured()) is not None:
+            try:
+                answer = await model_call(structured, asked, call, self.timeout)
+            except Exception as error:
+                if not (getattr(error, "status_code", None) in UNSUPPORTED or isinstance(error, NotImplementedError)):
+                    raise
+                self._text_only, structured = self.llm, None
+        if structured is None:
+            left = None if self.timeout is None else max(0.0, self.timeout - (time.monotonic() - begun))
+            answer = await model_call(self.llm, asked, call, left)
+        rewrite = question_of_answer(answer)
+        problem = self.refusal(question, rewrite, [text for text, _ in turns]) if rewrite.strip() else "it is empty"
+        if problem:
+            raise RefusedError(problem)
+        return rewrite
 
-    @property
-    def _condenser(self) -> Condenser:
-        return Condenser(
-            llm=self.llm,
-            mode=self.mode,
-            prompt=QuestionPrompt(self.prompt),
-            n=self.n,
-            max_tokens=self.max_tokens,
-            gate=self.gate,
-            check=self.check,
-            timeout=self.timeout,
-            cache_size=self.cache_size,
-            rewrites=self._rewrites,
-        )
+    def _structured(self) -> Runnable[Any, Any] | None:
+        """Return the model with structured output; None if it does not support that."""
+        if self.prompt is None and isinstance(self.llm, BaseChatModel) and self._text_only is not self.llm:
+            try:
+                return self.llm.with_structured_output(SCHEMA, include_raw=True)
+            except Exception as error:  # noqa: BLE001  # models raise anything for what they do not support
+                logger.debug("no structured output: %s", type(error).__name__)
+        return None
 
 
-def _told(problem: Any) -> str:
+def _told(problem: Mapping[str, Any]) -> str:
     """Format one pydantic error as a line."""
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
@@ -293,8 +335,15 @@ def _told(problem: Any) -> str:
     return f"{name}: {problem['msg']}"
 
 
-def _marked(document: Document, found: StandaloneQuestion) -> Document:
-    return document.model_copy(update={"metadata": {**document.metadata, QUESTION: asdict(found)}})
+class HistoryAwareRetriever(CondenseQuestionRetriever):
+    """Searches for whatever the model makes of a question, and returns the documents as they are."""
+
+    def refusal(self, question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
+        """Accept the rewrite."""
+        return None
+
+    def _marked(self, documents: list[Document], found: StandaloneQuestion) -> list[Document]:
+        return documents
 
 
 def create_history_aware_retriever(
@@ -310,8 +359,7 @@ def create_history_aware_retriever(
         llm: A chat or string model.
         retriever: A LangChain retriever, or a runnable from a string to documents.
         prompt: A template that takes `input` and `chat_history`.
-        **options: Arguments of `CondenseQuestionRetriever`, here with the defaults `check=None`, `timeout=None` and
-            `cache_size=0`.
+        **options: Arguments of `CondenseQuestionRetriever`, here with the default `timeout=None`.
 
     Returns:
         A runnable from `{"input": question, "chat_history": messages}` to documents, best first.
@@ -329,15 +377,7 @@ def create_history_aware_retriever(
         >>> aware.invoke({"input": "How old is he?", "chat_history": talk})[0].page_content
         'How old is Emmanuel Macron?'
     """
-    unchecked: dict[str, Any] = {"check": None, "timeout": None, "cache_size": 0}
-    ours = CondenseQuestionRetriever(retriever=retriever, llm=llm, prompt=prompt, **{**unchecked, **options})
+    ours = HistoryAwareRetriever(retriever=retriever, llm=llm, prompt=prompt, **{"timeout": None, **options})
     # Wrap it in a function: create_retrieval_chain passes a BaseRetriever the question without the conversation.
-    chain: Runnable[Any, Any] = RunnableLambda(ours.invoke, ours.ainvoke) | _unmarked
+    chain: Runnable[Any, list[Document]] = RunnableLambda(ours.invoke, ours.ainvoke)
     return chain.with_config(run_name="history_aware_retriever")
-
-
-def _unmarked(documents: list[Document]) -> list[Document]:
-    return [
-        document.model_copy(update={"metadata": {k: v for k, v in document.metadata.items() if k != QUESTION}})
-        for document in documents
-    ]

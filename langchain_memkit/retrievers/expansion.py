@@ -10,21 +10,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from langchain_memkit.ranking.tokenize import tokenize
-
-__all__ = [
-    "CAREFUL",
-    "STRONG",
-    "ExpansionTerm",
-    "Strength",
-    "Turn",
-    "added_terms",
-    "expanded",
-    "vector_blend",
-    "weighted_terms",
-    "words_of",
-]
 
 Turn = tuple[str, str | None]  # a question and its answer, if it has one
 
@@ -43,31 +31,23 @@ MOSTLY = 0.5  # share of capitalised words above which capitals do not mark name
 
 @dataclass(frozen=True)
 class Strength:
-    """Parameters of the query expansion: how much of the conversation is added.
+    """Parameters of the query expansion: how much of the conversation is added. The defaults are careful.
 
-    Attributes:
-        user: Weight of a word of the last question.
-        answer: Weight of a word of the last answer.
-        answer_words: Number of words taken from an answer, besides names: those of the most turns, then long ones.
-        answer_names: Number of names taken from an answer.
-        terms: Maximum number of terms added for a lexical retriever.
-        string_terms: Maximum number of terms added to a string, where they cannot weigh less than the question.
-        question_times: How often the question is repeated in the string, so that it dominates where words are counted.
-        question_vector: Weight of the question's own vector, so that it is not drowned out.
-        answer_vectors: Weight of the last answer's vector.
+    The words of an answer find, before anything else, the document that it came from.
     """
 
-    user: float
-    answer: float
-    answer_words: int
-    answer_names: int
-    terms: int
-    string_terms: int
-    question_times: int
-    question_vector: float
-    answer_vectors: float
+    user: float = 0.25  # weight of a word of the last question
+    answer: float = 0.2  # weight of a word of the last answer
+    answer_words: int = 2  # words taken from an answer, besides names: those of the most turns, then long ones
+    answer_names: int = 3  # names taken from an answer
+    terms: int = 5  # most terms added for a lexical retriever
+    string_terms: int = 3  # most terms added to a string, where they cannot weigh less than the question
+    question_times: int = 2  # repetitions of the question in the string, so that it dominates where words are counted
+    question_vector: float = 1.0  # weight of the question's own vector, so that it is not drowned out
+    answer_vectors: float = 0.0  # weight of the last answer's vector
 
 
+CAREFUL = Strength()
 # For searches that leave out documents which answered earlier turns: these cannot crowd out the new answer.
 STRONG = Strength(
     user=0.5,
@@ -79,18 +59,6 @@ STRONG = Strength(
     question_times=1,
     question_vector=0.35,
     answer_vectors=0.35,
-)
-# For all others: the words of an answer find, before anything else, the document that it came from.
-CAREFUL = Strength(
-    user=0.25,
-    answer=0.2,
-    answer_words=2,
-    answer_names=3,
-    terms=5,
-    string_terms=3,
-    question_times=2,
-    question_vector=1.0,
-    answer_vectors=0.0,
 )
 
 # Conversational words, which say nothing about the topic.
@@ -104,38 +72,15 @@ GENERIC = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class ExpansionTerm:
-    """A word of the conversation that the question does not contain.
-
-    Attributes:
-        stem: The stem, as `stems` returns it.
-        word: The word as it was written.
-        weight: Its weight; the question's own words have 1.
-    """
+class ExpansionTerm(NamedTuple):
+    """A word of the conversation that the question does not contain."""
 
     stem: str
-    word: str
-    weight: float
+    word: str  # as it was written
+    weight: float  # the question's own words have 1
 
 
-@dataclass(frozen=True)
-class VectorBlend:
-    """Weights of a sum of unit vectors, which is normalized again.
-
-    Attributes:
-        expanded: Weight of the vector of `expanded(question, history, STRONG)`, whatever the strength.
-        question: Weight of the question's vector.
-        answers: Weights of the answers' vectors, oldest first; 0 for a turn without an answer.
-    """
-
-    expanded: float
-    question: float
-    answers: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """A word as it was first written, or as it was first written as a name if it ever was."""
 
     text: str
@@ -145,39 +90,10 @@ class Word:
 _PIECE = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*(?:\+\+|#)?|[.?!:\n\"]")
 
 
-def weighted_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> dict[str, float]:
-    """Return the terms of an expanded query with their weights, for a lexical retriever.
-
-    The question's own stems weigh 1 per occurrence; the others come from the conversation.
-
-    Args:
-        question: The new question.
-        history: Earlier questions with their answers, oldest first.
-        strength: `STRONG` if documents that answered earlier turns are left out, else `CAREFUL`.
-
-    Example:
-        >>> weighted_terms("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
-        {'old': 1.0, 'franc': 1.0, 'macron': 1.0, 'presid': 0.5, 'emmanuel': 0.5}
-    """
-    found = {stem: float(times) for stem, times in Counter(tokenize(question)).items()}
-    found.update((term.stem, term.weight) for term in added_terms(question, history, strength))
-    return found
-
-
-def vector_blend(history: Sequence[Turn], strength: Strength = STRONG) -> VectorBlend:
-    """Return the weights of the vectors that a dense retriever sums up; without history, the question's vector alone.
-
-    Example:
-        >>> vector_blend([("Who is the president of France?", "Emmanuel Macron."), ("Is he married?", None)])
-        VectorBlend(expanded=1.0, question=0.35, answers=(0.175, 0.0))
-    """
-    if not history:
-        return VectorBlend(0.0, 1.0, ())
+def answer_weights(history: Sequence[Turn], strength: Strength = STRONG) -> list[float]:
+    """Return the weights of the answers' vectors in a dense retriever's query; 0 for a turn without an answer."""
     last = len(history) - 1
-    answers = (
-        strength.answer_vectors * DECAY ** (last - i) if answer else 0.0 for i, (_, answer) in enumerate(history)
-    )
-    return VectorBlend(1.0, strength.question_vector, tuple(answers))
+    return [strength.answer_vectors * DECAY ** (last - i) if answer else 0.0 for i, (_, answer) in enumerate(history)]
 
 
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:
@@ -192,12 +108,7 @@ def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG
 
 
 def added_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> list[ExpansionTerm]:
-    """Select the terms that the conversation adds to a question, heaviest first.
-
-    Example:
-        >>> added_terms("How old is he?", [("Who is the president of France?", None)])[0]
-        ExpansionTerm(stem='franc', word='France', weight=1.0)
-    """
+    """Select the terms that the conversation adds to a question, heaviest first."""
     skipped = GENERIC | set(tokenize(question))
     turns = [(words_of(asked), words_of(answer or "")) for asked, answer in history[-TURNS:]]
     turns_with = Counter(stem for asked, answer in turns for stem in {*asked, *answer})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,7 @@ from langchain_memkit._sync import Step
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import is_user_message
-from langchain_memkit.retrievers.expansion import Turn
-
-__all__ = ["CITED", "DOCUMENTS", "answered_by", "as_messages", "document_key", "question_answer_pairs", "read_past"]
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, Strength, Turn
 
 DOCUMENTS = "memkit_documents"
 """Key in an answer's `response_metadata` of the documents that it was given, as `document_key` values."""
@@ -27,6 +26,25 @@ CITED = "memkit_cited"
 CITATIONS = re.compile(r" {0,3}\[\d{1,3}(?: {0,3}, {0,3}\d{1,3})*\]")  # citation marks such as "[1]"
 READ = 100  # messages read from a bound history: enough for the ten turns that are used
 KEYS = 100  # documents to leave out: bounds the search, which has to fetch so many more, in long conversations
+
+
+@dataclass(frozen=True)
+class Past:
+    """The conversation before a question."""
+
+    turns: Sequence[Turn] = ()  # oldest first
+    skipped: frozenset[str] = frozenset()  # keys of documents to leave out
+    strength: Strength = CAREFUL  # of the conversation in a question that is not rewritten
+
+    @classmethod
+    def of(cls, messages: Sequence[BaseMessage], *, skip_answered: bool) -> Past:
+        """Read the messages before a question; `skip_answered` leaves out the documents that answered earlier turns."""
+        turns = question_answer_pairs(messages)
+        skipped = answered_by(messages) if skip_answered else frozenset()
+        # The words of the answers would find their own documents again, unless these are left out, or nothing was
+        # answered.
+        is_strong = skipped or (skip_answered and not any(answer for _, answer in turns))
+        return cls(turns, skipped, STRONG if is_strong else CAREFUL)
 
 
 def document_key(document: Document) -> str:
@@ -53,10 +71,6 @@ def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
     """Collect the keys of documents that answered earlier turns: those an answer cites, or all that it was given.
 
     Goes back from the newest answer until there are about 100.
-
-    Example:
-        >>> answered_by([AIMessage("At five.", response_metadata={"memkit_documents": ["d1"]})])
-        frozenset({'d1'})
     """
     found: set[str] = set()
     for message in reversed(messages):
@@ -70,15 +84,7 @@ def answered_by(messages: Sequence[BaseMessage]) -> frozenset[str]:
 
 
 def question_answer_pairs(messages: Sequence[BaseMessage]) -> list[Turn]:
-    """Pair each user message with the last answer to it, oldest first; empty turns and citation marks are left out.
-
-    Example:
-        >>> from langchain_core.messages import HumanMessage
-        >>> question_answer_pairs(
-        ...     [HumanMessage("When is tea?"), AIMessage("At five [1]."), HumanMessage("And dinner?")]
-        ... )
-        [('When is tea?', 'At five.'), ('And dinner?', None)]
-    """
+    """Pair each user message with the last answer to it, oldest first; empty turns and citation marks are left out."""
     turns: list[Turn] = []
     for message in messages:
         if is_user_message(message):
@@ -89,39 +95,27 @@ def question_answer_pairs(messages: Sequence[BaseMessage]) -> list[Turn]:
 
 
 def as_messages(given: Any) -> list[BaseMessage]:
-    """Convert a `chat_history`, in any form that LangChain converts to messages; None gives an empty list.
-
-    Raises:
-        ConfigurationError: It cannot be converted.
-    """
+    """Convert a `chat_history`, in any form that LangChain converts to messages, or raise; None gives an empty list."""
     if given is None:
         return []
-    if isinstance(given, Mapping):
-        msg = "chat_history must be a list of messages, not a dict"
-        raise ConfigurationError(msg)
     try:
-        return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
+        if not isinstance(given, Mapping):
+            return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
+        problem = "a dict"
     except (NotImplementedError, TypeError, ValueError) as error:
-        msg = (
-            "chat_history must be a list of messages, or of (role, text), not of (question, answer); langchain-core "
-            f"makes no messages of it ({type(error).__name__})"
-        )
+        problem = f"what langchain-core makes no messages of ({type(error).__name__})"
+    msg = f"chat_history must be a list of messages, or of (role, text), not of (question, answer), not {problem}"
     raise ConfigurationError(msg)  # outside of `except`: core's error quotes the messages, so do not chain it
 
 
-def question_of(given: Any) -> tuple[str, dict[str, Any]]:
-    """Split a retriever's input into the question and further arguments (`chat_history`).
-
-    Raises:
-        ConfigurationError: A dict has no `input`, or the question is not text.
-    """
-    more: dict[str, Any] = {}
+def question_of(given: object) -> tuple[str, dict[str, object]]:
+    """Split a retriever's input, or raise, into the question and further arguments (`chat_history`)."""
+    more: dict[str, object] = {}
     if isinstance(given, Mapping):
         if "input" not in given:
             msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, given))}"
             raise ConfigurationError(msg)
-        if "chat_history" in given:
-            more["chat_history"] = given["chat_history"]
+        more = {"chat_history": given["chat_history"]} if "chat_history" in given else {}
         given = given["input"]
     question = given.text if isinstance(given, BaseMessage) else given
     if not isinstance(question, str):

@@ -8,43 +8,54 @@ from collections.abc import Sequence
 from langchain_memkit.ranking.tokenize import STOP_WORDS, tokenize
 from langchain_memkit.retrievers.expansion import CHARACTERS, GENERIC, TURNS, Turn, words_of
 
-__all__ = ["PERSONAL", "pointing_word", "stands_alone", "without_courtesy"]
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 ENGLISH = 0.25  # share of stop words from which a question counts as English: less than half of what is usual
 ENOUGH = 3  # topic words that a standalone question without names has at least
 MORE = 2  # further topic words required if it begins with "and", or has "the album" and the like
 NOUN_PHRASE = 100  # characters after "the" that are read
 
-_PERSONAL = """he she they him her them his hers their theirs himself herself themselves"""
-_PRONOUNS = f"{_PERSONAL} it its itself this these those"
-_POINTERS = """one ones other others another else both two former latter first second third fourth last next previous
-    rest same instead option options again such earlier mentioned here equivalent counterpart"""
-PERSONAL = frozenset(_PERSONAL.split())
+PERSONAL = _words("he she they him her them his hers their theirs himself herself themselves")
 """Personal pronouns; one that is left in a rewrite shows that the rewrite is not standalone."""
-_BACK = frozenset(_PRONOUNS.split())
-_POINTING = frozenset(_POINTERS.split())
-_BE = frozenset(("is", "are", "was", "were", "be", "been", "s", "isn", "aren", "wasn", "weren"))
-_OTHER_AUXILIARIES = """am do does did don doesn didn have has had can could should would will shall may might must
-    ve re ll m"""
-_AUXILIARIES = _BE.union(_OTHER_AUXILIARIES.split())
-_ASKING = frozenset(("what", "which", "who", "whom", "whose", "when", "where", "why", "how"))
-_SAYING = frozenset(("i", "we", "my"))
-_TELLING = frozenset(("tell", "explain", "describe", "define", "introduce", "summarize", "summarise"))
-_ORDERS = """show give list compare contrast outline name find suggest recommend write help teach discuss calculate
-    translate convert please let lets"""
-_HEADS = _ASKING | _AUXILIARIES | _SAYING | _TELLING.union(_ORDERS.split())
-_BESIDE = frozenset(("after", "before", "for", "like", "than", "versus", "vs", "with"))  # "Who was before Ada?"
+_BACK = PERSONAL | _words("it its itself this these those")
+_POINTING = _words(
+    """one ones other others another else both two former latter first second third fourth last next previous rest same
+    instead option options again such earlier mentioned here equivalent counterpart"""
+)
+_BE = _words("is are was were be been s isn aren wasn weren")
+_AUXILIARIES = _BE | _words(
+    """am do does did don doesn didn have has had can could should would will shall may might must ve re ll m"""
+)
+_ASKING = _words("what which who whom whose when where why how")
+_SAYING = _words("i we my")
+_TELLING = _words("tell explain describe define introduce summarize summarise")
+_ORDERS = _words(
+    """show give list compare contrast outline name find suggest recommend write help teach discuss calculate translate
+    convert please let lets"""
+)
+_HEADS = _ASKING | _AUXILIARIES | _SAYING | _TELLING | _ORDERS
+_BESIDE = _words("after before for like than versus vs with")  # "Who was before Ada?"
 # First words that questions in related languages do not have.
-_ENGLISH_HEADS = frozenset(("are", "can", "could", "did", "does", "should", "would", "explain", "give", "tell"))
-_DATES = """january february march april june july august september october november december monday tuesday wednesday
-    thursday friday saturday sunday"""
-_TIMES = frozenset(tokenize(_DATES))  # capitalized, but not the name of a topic
+_ENGLISH_HEADS = _words("are can could did does should would explain give tell")
+# Capitalized, but not the name of a topic.
+_TIMES = frozenset(
+    tokenize(
+        """january february march april june july august september october november december monday tuesday wednesday
+        thursday friday saturday sunday"""
+    )
+)
 # Words that fit any topic and so do not tell the topic.
-_ANY_TOPIC = """across after along among around available basic better between big certain choose common current differ
-    during early famous few five four general happen important key large late main major modern new normally number old
-    part people person popular possible recent say several similar small special specific start three time top typical
-    typically usually various vs within without work worse year"""
-_VAGUE = GENERIC.union(tokenize(_ANY_TOPIC))
+_VAGUE = GENERIC.union(
+    tokenize(
+        """across after along among around available basic better between big certain choose common current differ
+        during early famous few five four general happen important key large late main major modern new normally number
+        old part people person popular possible recent say several similar small special specific start three time top
+        typical typically usually various vs within without work worse year"""
+    )
+)
 _BEFORE_THAT = """about of like for with from to do did does is was are were after before in on than by at during since
     and why how what when where who"""
 # "that" alone, not "the diet that works": at the beginning, the end, after one of these words, or "that year".
@@ -111,50 +122,40 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
     """
     if not history:
         return True, "nothing was said before"
-    asked = without_courtesy(question[:CHARACTERS])
-    content = [stem for stem in words_of(asked) if stem not in GENERIC]
-    pointing = pointing_word(question)
-    if pointing:
+    read = question[:CHARACTERS]
+    asked = without_courtesy(read)
+    content = {stem: word for stem, word in words_of(asked).items() if stem not in GENERIC}
+    if pointing := pointing_word(question):
         return False, f"'{pointing}' points back"
     if len(content) <= 1 and "?" not in question and _THANKS.search(question.lower()):
         return True, "only thanks"
-    if not _english(question[:CHARACTERS].lower()):
+    if not _is_english(read.lower()):
         return False, "it is hardly English, whose pointing words are known"
-    if not _whole(asked.lower(), content):
+    if not _is_whole(asked.lower(), len(content)):
         return False, "it is not a whole sentence"
-    return _tells_its_topic(asked, content, _continuing(question[:CHARACTERS]), history)
-
-
-def _tells_its_topic(asked: str, content: list[str], continuing: str, history: Sequence[Turn]) -> tuple[bool, str]:
-    """Return whether a whole sentence without pointing words has a name or enough topic words, and why."""
     bridges, more = _bridges(asked)
+    continuing = _continuing(read)
     telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
     telling += _PAIR.search(asked) is not None
     if telling >= ENOUGH + (MORE if continuing else more):
         return True, "it says enough and nothing points back"
     if continuing:
         return False, f"'{continuing}' goes on from what was said"
-    if any(word.name for stem, word in words_of(asked).items() if stem in content and stem not in _TIMES):
-        said = {stem for turn in history[-TURNS:] for text in turn for stem in words_of(text or "")} if more else set()
-        if not said.isdisjoint(bridges):
+    said = (words_of(text or "") for turn in history[-TURNS:] for text in turn)
+    if any(word.name and stem not in _TIMES for stem, word in content.items()):
+        if more and not set().union(*said).isdisjoint(bridges):
             return False, "'the' before what was said"
         return True, "it has a name and nothing points back"
-    if not more and len(content) > 1 and not _names(history).isdisjoint(content):
-        return True, "it repeats a name and nothing points back"
+    if not more and len(content) > 1:
+        # "Food" may have a capital only because it begins a title: then an answer writes it in lower case, too.
+        names = {stem for words in said for stem, word in words.items() if word.name}
+        lower = [" ".join(_LOWER.findall((answer or "")[:CHARACTERS])) for _, answer in history[-TURNS:]]
+        if not names.difference(*map(tokenize, lower)).isdisjoint(content):
+            return True, "it repeats a name and nothing points back"
     return False, "'the' without a name" if more else "it says too little"
 
 
-def _names(history: Sequence[Turn]) -> set[str]:
-    """Return the stems that the conversation writes as names, except those an answer also writes in lower case.
-
-    "Food" may have a capital only because it begins a title.
-    """
-    turns = history[-TURNS:]
-    names = {stem for turn in turns for text in turn for stem, word in words_of(text or "").items() if word.name}
-    return names.difference(*(tokenize(" ".join(_LOWER.findall((answer or "")[:CHARACTERS]))) for _, answer in turns))
-
-
-def _english(folded: str) -> bool:
+def _is_english(folded: str) -> bool:
     """Return whether a lower-case text is English: by its share of stop words, or by the first word of a sentence."""
     read = _LETTERS.findall(folded)
     if any(sentence.split(" ", 1)[0] in _ENGLISH_HEADS for sentence in _SENTENCE.split(folded.strip())):
@@ -162,13 +163,11 @@ def _english(folded: str) -> bool:
     return bool(read) and sum(word in STOP_WORDS for word in read) >= ENGLISH * len(read)
 
 
-def _whole(folded: str, content: list[str]) -> bool:
+def _is_whole(folded: str, content: int) -> bool:
     """Return whether a lower-case text has a sentence that asks, orders or states; not "in Germany?", "which city?"."""
     for sentence in _SENTENCE.split(folded):
         read = _LETTERS.findall(sentence)
-        if not read:
-            continue
-        heads = [read[0], *(word for word in _INNER_HEAD.findall(sentence) if word in _ASKING | _AUXILIARIES)]
+        heads = [*read[:1], *(word for word in _INNER_HEAD.findall(sentence) if word in _ASKING | _AUXILIARIES)]
         head = next((word for word in heads if word in _HEADS), "")
         if not head:
             continue
@@ -177,7 +176,7 @@ def _whole(folded: str, content: list[str]) -> bool:
             return True  # "Who is Ada?"
         # "Does it rain?", "Who wrote Hamlet?", but "Which city in Germany?", "I mean in Germany."
         short = head in _SAYING or (head in _ASKING - {"who"} and _AUXILIARIES.isdisjoint(read))
-        if len(content) >= (3 if short else 2):
+        if content >= (3 if short else 2):
             return True
     return False
 
@@ -191,7 +190,12 @@ def _bridges(asked: str) -> tuple[list[str], int]:
     found: list[str] = []
     more = 0
     for the in _THE.finditer(asked):
-        noun, then, last = _noun_phrase(asked[the.end() : the.end() + NOUN_PHRASE])
+        # The noun is the words up to the first name, stop word or punctuation mark; two tokens from there are read.
+        after = [*_WORD_OR_SIGN.findall(asked[the.end() : the.end() + NOUN_PHRASE]), "", ""]
+        end = 0
+        while after[end][:1].isalnum() and not after[end][0].isupper() and after[end] not in _ENDING:
+            end += 1
+        noun, then, last = after[:end], after[end], after[min(end + 1, len(after) - 1)]
         highest = len(noun) > 1 and noun[0].endswith(("most", "est", "worst"))  # "the fastest way"
         singled = len(noun) == 1 and then[:1].isupper()  # "the singer Adele"
         if not noun or noun[-1][0].isdigit() or then in ("of", "between") or highest or singled:  # "the early 1970s"
@@ -205,15 +209,6 @@ def _bridges(asked: str) -> tuple[list[str], int]:
         more = MORE
         found += tokenize(" ".join(noun))
     return found, more
-
-
-def _noun_phrase(text: str) -> tuple[list[str], str, str]:
-    """Return the words of a text up to the first name, stop word or punctuation mark, and the two tokens from there."""
-    after = [*_WORD_OR_SIGN.findall(text), "", ""]
-    end = 0
-    while after[end][:1].isalnum() and not after[end][0].isupper() and after[end] not in _ENDING:
-        end += 1
-    return after[:end], after[end], after[min(end + 1, len(after) - 1)]
 
 
 def _continuing(question: str) -> str:
@@ -244,18 +239,14 @@ def pointing_word(question: str) -> str:
         read = _LETTERS.findall(sentence)
         pointing = [word for word in _LETTERS.findall(checked) if word in _BACK]
         pointing += [word for word in read if word in _POINTING]
-        near = (read[max(i - 1, 0) : i + 2] for i, word in enumerate(read) if word == "there")
-        pointing += ["there" for words in near if _BE.isdisjoint(words)]  # "restaurants there", not "is there"
+        # "restaurants there", not "is there"
+        pointing += [w for i, w in enumerate(read) if w == "there" and _BE.isdisjoint(read[max(i - 1, 0) : i + 2])]
         if pointing:
             return str(pointing[0])
-        that = _THAT.search(sentence)
-        if that:
+        if that := _THAT.search(sentence):
             return that.group().strip(" .,;!?")
-    for pattern in (_ELLIPSIS, _FRAGMENT):
-        found = pattern.search(folded)
-        if found:
-            return found.group().strip()
-    return ""
+    found = _ELLIPSIS.search(folded) or _FRAGMENT.search(folded)
+    return found.group().strip() if found else ""
 
 
 def without_courtesy(question: str) -> str:

@@ -1,7 +1,7 @@
 """Runnables with a durable conversation around them: the main entry point.
 
-A call becomes a `turn`: `session` finds its history, `memories` loads the recalled records, the runnable answers, and
-`saving` stores the turn before the answer is returned. `rag` and its modules put retrieval into such a turn.
+A call becomes a `turn`: `session` finds its history and loads the memories, the runnable answers, and `saving` stores
+the turn before the answer is returned. `rag` puts retrieval into such a turn.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, Unpack, cast
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig, ensure_config
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from langchain_core.runnables.utils import get_unique_config_specs
 from pydantic import BaseModel, RootModel, create_model
 from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit.base import GetSessionHistory, Memory, MemoryFactory, Preprocessor, check_arguments, safe_repr
+from langchain_memkit._sync import closing_stream
+from langchain_memkit.base import GetSessionHistory, check_arguments, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.fanout import OnLoadError
-from langchain_memkit.runnables.saving import BeforeSave, OnDroppedTurn, OnSaveError, TurnOptions
+from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
 from langchain_memkit.runnables.session import checked_function
 from langchain_memkit.runnables.turn import HistoryTurn
-from langchain_memkit.runnables.wiring import find_wiring, wiring_advice
+from langchain_memkit.runnables.wiring import Wiring, find_wiring, wiring_advice
 
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
 
@@ -54,14 +53,6 @@ NEVER_CALLED = {
     "_aexit_history": STORE,
 }
 """Methods that subclasses of LangChain's class override and memkit never calls, with what to do instead."""
-
-MADE_WITH = {
-    "get_session_history",
-    "input_messages_key",
-    "output_messages_key",
-    "history_messages_key",
-    "history_factory_config",
-}
 
 
 class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's class while it exists
@@ -107,40 +98,20 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         output_messages_key: str | None = None,
         history_messages_key: str | None = None,
         history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
-        preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
-        memories: Sequence[Memory | MemoryFactory | Runnable[str, Any]] = (),
-        before_save: BeforeSave | None = None,
-        on_save_error: OnSaveError = "raise",
-        on_model_error: Literal["discard", "save_input"] = "discard",
-        on_abort: Literal["save_partial", "discard"] = "save_partial",
-        on_dropped_turn: OnDroppedTurn = "report",
-        on_context_overflow: Literal["retry", "raise"] = "retry",
-        on_load_error: OnLoadError = "report",
-        **kwargs: Any,
+        **options: Unpack[TurnKeywords],
     ) -> None:
         checked_function(get_session_history, history_factory_config)
+        own = {name for each, field in type(self).model_fields.items() for name in (each, field.alias)}
+        fields: dict[str, Any] = {name: value for name, value in options.items() if name in own}
+        given: dict[str, Any] = {name: value for name, value in options.items() if name not in own}
         # Unknown arguments are refused here, since pydantic would drop them silently.
-        fields = {name for own, field in type(self).model_fields.items() for name in (own, field.alias)}
-        check_arguments(kwargs.keys() - fields, create_runnable_with_message_history)
-        options = self._options_type.of(
-            output_key=output_messages_key,
-            preprocessor=preprocessor,
-            memories=memories,
-            before_save=before_save,
-            on_save_error=on_save_error,
-            on_model_error=on_model_error,
-            on_abort=on_abort,
-            on_dropped_turn=on_dropped_turn,
-            on_context_overflow=on_context_overflow,
-            on_load_error=on_load_error,
-        )
+        check_arguments(given, create_runnable_with_message_history, TurnOptions)
         turn = self._turn_type(
             coerce_to_runnable(runnable),
             get_session_history,
-            input_key=input_messages_key,
-            history_key=history_messages_key,
-            specs=history_factory_config,
-            options=options,
+            Wiring(input_messages_key, history_messages_key),
+            history_factory_config,
+            self._options_type(output_key=output_messages_key, **given),
         )
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)
@@ -154,27 +125,26 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
             output_messages_key=output_messages_key,
             history_messages_key=history_messages_key,
             history_factory_config=history_factory_config or [SESSION_ID],
-            **kwargs,
+            **fields,
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         _check_unchanged([name])
         super().__setattr__(name, value)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values for some fields.
-
-        Raises:
-            AttributeError: A field is among those that the turns are set up with, which cannot change.
-        """
+        """Return a copy with other values for some fields, but not for those that the turns were set up with."""
         _check_unchanged(update or ())
         return super().model_copy(update=update, deep=deep)
 
+    @property
+    def _turn(self) -> HistoryTurn:
+        return cast("HistoryTurn", self.bound)
+
     def __repr__(self) -> str:
         """Name the wrapped runnable, the histories and the keys, but no messages and no credentials."""
-        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         keys = ("input_messages_key", "output_messages_key", "history_messages_key")
-        told = [wrapped.runnable.get_name(), safe_repr(self.get_session_history)]
+        told = [self._turn.runnable.get_name(), safe_repr(self.get_session_history)]
         told += [f"{key}={getattr(self, key)!r}" for key in keys if getattr(self, key)]
         return f"{type(self).__name__}({', '.join(told)})"
 
@@ -183,15 +153,13 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """Keys of `config["configurable"]` that a call needs."""
-        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
-        return get_unique_config_specs([*wrapped.runnable.config_specs, *self.history_factory_config])
+        return get_unique_config_specs([*self._turn.runnable.config_specs, *self.history_factory_config])
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # LangChain's name
         """Output type of the wrapped runnable, if it declares one; else a dict or a list of messages, by the keys."""
-        wrapped: HistoryTurn = self.bound  # type: ignore[assignment]  # made in the constructor
         try:
-            declared = wrapped.runnable.OutputType
+            declared = self._turn.runnable.OutputType
         except TypeError:  # a runnable whose type cannot be inferred
             declared = Any
         if declared is not Any:
@@ -218,31 +186,21 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         configurable = {k: v for k, v in ensured.get("configurable", {}).items() if k != "message_history"}
         return {**ensured, "configurable": configurable}
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream one turn; when `aclose()` returns, the partial answer is stored."""
-        merged = self._merge_configs(config)
-        async with aclosing(self.bound.astream(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
-            async for chunk in chunks:
-                yield chunk
+        return closing_stream(self.bound.astream(input, self._merge_configs(config), **{**self.kwargs, **kwargs}))
 
-    async def atransform(
+    def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Run `astream` for a streamed input."""
-        merged = self._merge_configs(config)
-        async with aclosing(self.bound.atransform(input, merged, **{**self.kwargs, **kwargs})) as chunks:  # type: ignore[type-var]  # a generator
-            async for chunk in chunks:
-                yield chunk
+        return closing_stream(self.bound.atransform(input, self._merge_configs(config), **{**self.kwargs, **kwargs}))
 
 
 def _check_unchanged(names: Iterable[str]) -> None:
-    """Refuse to change a field that the turns were set up with, since the new value would be ignored.
-
-    Raises:
-        AttributeError: One of the names is such a field.
-    """
+    """Refuse to change a field that the turns were set up with, since the new value would be ignored."""
     for name in names:
-        if name in MADE_WITH:
+        if name in RunnableWithMessageHistory.__annotations__:
             msg = f"{name} of a chain cannot be changed, its turns were set up with it: make another chain with {name}="
             raise AttributeError(msg)
 
@@ -271,15 +229,7 @@ def create_runnable_with_message_history(
     output_messages_key: str | None = None,
     history_messages_key: str | None = None,
     history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
-    preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
-    memories: Sequence[Memory | MemoryFactory | Runnable[str, Any]] = (),
-    before_save: BeforeSave | None = None,
-    on_save_error: OnSaveError = "raise",
-    on_model_error: Literal["discard", "save_input"] = "discard",
-    on_abort: Literal["save_partial", "discard"] = "save_partial",
-    on_dropped_turn: OnDroppedTurn = "report",
-    on_context_overflow: Literal["retry", "raise"] = "retry",
-    on_load_error: OnLoadError = "report",
+    **options: Unpack[TurnKeywords],
 ) -> RunnableWithMessageHistory:
     """Put a durable conversation around any chain, model or graph.
 
@@ -345,16 +295,7 @@ def create_runnable_with_message_history(
         output_messages_key=output_messages_key,
         history_messages_key=wiring.history_key,
         history_factory_config=history_factory_config,
-        preprocessor=preprocessor,
-        memories=memories,
-        before_save=before_save,
-        on_save_error=on_save_error,
-        on_model_error=on_model_error,
-        on_abort=on_abort,
-        on_dropped_turn=on_dropped_turn,
-        on_context_overflow=on_context_overflow,
-        on_load_error=on_load_error,
+        **options,
     )
-    turn: HistoryTurn = chain.bound  # type: ignore[assignment]  # made in the constructor
-    turn.wiring = wiring
+    chain._turn.wiring = wiring
     return chain

@@ -1,22 +1,29 @@
-"""Saving of a finished turn, and the policies for failures that `create_runnable_with_message_history` documents."""
+"""The options of a turn, and its saving as they say; `create_runnable_with_message_history` documents them."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._histories import add_messages, append_turn
 from langchain_memkit._sync import Step, call_user_function, event
-from langchain_memkit.base import Memory, Preprocessor, SavedTurn, SessionHead, TurnContext, describe_error
+from langchain_memkit.base import (
+    Memory,
+    MemoryFactory,
+    Preprocessor,
+    SavedTurn,
+    SessionHead,
+    check_one_of,
+    describe_error,
+)
 from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -29,20 +36,32 @@ from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note, without_forged_marks
 from langchain_memkit.messages.trimming import same_messages, with_turn_ids
-from langchain_memkit.runnables.memories import MemoryBinder
+from langchain_memkit.runnables.session import PromptBuilder, memory_entries
 from langchain_memkit.runnables.wiring import ModelInputWatch
 
-__all__ = ["BeforeSave", "OnDroppedTurn", "OnSaveError", "OpenTurn", "TurnOptions"]
-
 logger = logging.getLogger("langchain_memkit")
-
-SMALLER = 0.7  # share of the budget that a retry after a context overflow uses
 
 UNSAVED = -1
 
 BeforeSave: TypeAlias = Callable[[list[BaseMessage]], list[BaseMessage]]
 OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError], None]
 OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteError], None]
+PreprocessorLike: TypeAlias = Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]]
+MemoryLike: TypeAlias = Memory | MemoryFactory | Runnable[str, Any]
+
+
+class TurnKeywords(TypedDict, total=False):
+    """The keyword arguments that chain, RAG chain and agent share: those of `TurnOptions`."""
+
+    preprocessor: PreprocessorLike | None
+    memories: Sequence[MemoryLike]
+    before_save: BeforeSave | None
+    on_save_error: OnSaveError
+    on_model_error: Literal["discard", "save_input"]
+    on_abort: Literal["save_partial", "discard"]
+    on_dropped_turn: OnDroppedTurn
+    on_context_overflow: Literal["retry", "raise"]
+    on_load_error: OnLoadError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +75,11 @@ class OpenTurn:
     epoch: int | None
     since: datetime | None
     new: list[BaseMessage]
-    shown: list[BaseMessage]
-    asked: list[BaseMessage]
-    input: Any
     config: RunnableConfig
+    shown: list[BaseMessage] = field(default_factory=list)
+    asked: list[BaseMessage] = field(default_factory=list)
+    input: Any = None
+    called_with: Any = None  # the caller's input
     in_graph: bool = False  # the graph gave its messages ids, different ones in each attempt
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
@@ -68,132 +88,75 @@ class OpenTurn:
     watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TurnOptions:
-    """What to do with a turn's outcome: the options of `create_runnable_with_message_history`, checked."""
+    """What a turn is made with and what to do with its outcome, checked now rather than at the first failure."""
 
     output_key: str | None = None
-    preprocessor: Preprocessor | None
-    memories: MemoryBinder
-    before_save: BeforeSave | None
-    on_save_error: OnSaveError
-    on_model_error: Literal["discard", "save_input"]
-    on_abort: Literal["save_partial", "discard"]
-    on_dropped_turn: OnDroppedTurn
-    on_context_overflow: Literal["retry", "raise"]
+    preprocessor: PreprocessorLike | None = None
+    memories: Sequence[MemoryLike] = ()
+    before_save: BeforeSave | None = None
+    on_save_error: OnSaveError = "raise"
+    on_model_error: Literal["discard", "save_input"] = "discard"
+    on_abort: Literal["save_partial", "discard"] = "save_partial"
+    on_dropped_turn: OnDroppedTurn = "report"
+    on_context_overflow: Literal["retry", "raise"] = "retry"
+    on_load_error: OnLoadError = "report"
+    prompt: PromptBuilder = field(init=False)
 
-    @classmethod
-    def of(cls, *, preprocessor: Any, memories: Any, on_load_error: OnLoadError, **options: Any) -> Self:
-        """Validate the options that chain, agent and RAG chain share.
-
-        Args:
-            preprocessor: A runnable or a function, or None.
-            memories: The `memories=` argument.
-            on_load_error: What to do if a memory cannot be read.
-            options: The other fields, by name.
-
-        Raises:
-            ConfigurationError: An option has a wrong type or an unknown value.
-        """
-        if not (preprocessor is None or isinstance(preprocessor, Runnable) or callable(preprocessor)):
-            msg = f"preprocessor must be a runnable or function of messages, not {type(preprocessor).__name__}"
-            raise ConfigurationError(msg)
-        name = getattr(preprocessor, "__name__", "")
+    def __post_init__(self) -> None:
+        given: object = self.preprocessor
+        name = getattr(given, "__name__", "")
         # A common mistake: passing the function that creates a preprocessor instead of its result.
-        if name.startswith("create_") and preprocessor.__module__.startswith("langchain_memkit.preprocessors"):
+        if name.startswith("create_") and given.__module__.startswith("langchain_memkit.preprocessors"):
             msg = f"preprocessor is the function {name} itself: call it, as in preprocessor={name}(max_tokens=4000)"
             raise ConfigurationError(msg)
-        chain = None if preprocessor is None else coerce_to_runnable(preprocessor)
-        checked = cls(preprocessor=chain, memories=MemoryBinder.of(memories, on_load_error), **options)
-        checked.check()
-        return checked
+        check_one_of(self.on_save_error, "on_save_error", ["raise", "log"], function=True)
+        check_one_of(self.on_model_error, "on_model_error", ["discard", "save_input"])
+        check_one_of(self.on_abort, "on_abort", ["save_partial", "discard"])
+        check_one_of(self.on_dropped_turn, "on_dropped_turn", ["report", "raise"], function=True)
+        check_one_of(self.on_context_overflow, "on_context_overflow", ["retry", "raise"])
+        check_one_of(self.on_load_error, "on_load_error", ["report", "raise"], function=True)
+        chain = None if self.preprocessor is None else coerce_to_runnable(self.preprocessor)
+        entries = memory_entries(self.memories)
+        self.prompt = PromptBuilder(entries, chain, self.on_load_error, self.on_context_overflow)
 
-    def check(self) -> None:
-        """Validate the policies now rather than at the first failure.
+    def answer(self, output: object) -> list[BaseMessage]:
+        """Return the messages in the runnable's output."""
+        return output_messages(output, self.output_key)
 
-        Raises:
-            ConfigurationError: A policy is misspelt, or `before_save` is not callable.
-        """
-        if self.before_save is not None and not callable(self.before_save):
-            msg = f"before_save must be a function of messages, not {type(self.before_save).__name__}"  # type: ignore[unreachable]  # callers without types
-            raise ConfigurationError(msg)
-        allowed: dict[str, tuple[str, ...]] = {
-            "on_save_error": ("raise", "log"),
-            "on_model_error": ("discard", "save_input"),
-            "on_abort": ("save_partial", "discard"),
-            "on_dropped_turn": ("report", "raise"),
-            "on_context_overflow": ("retry", "raise"),
-            "on_load_error": ("report", "raise"),
-        }
-        for name, words in allowed.items():
-            value = self.memories.on_load_error if name == "on_load_error" else getattr(self, name)
-            may_be_callable = name in ("on_save_error", "on_dropped_turn", "on_load_error")
-            if value not in words and not (may_be_callable and callable(value)):
-                or_callable = " or a callable" if may_be_callable else ""
-                msg = f"{name} must be {' or '.join(map(repr, words))}{or_callable}, not {value!r:.50}"
-                raise ConfigurationError(msg)
+    async def save(self, turn: OpenTurn, output: object, messages: Sequence[BaseMessage] | None = None) -> int | None:
+        """Store the finished turn; if that fails, apply `on_save_error`.
 
-    async def overflowed(
-        self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
-    ) -> None:
-        """Scale the budget down for one retry after a context overflow, or raise the model's error.
-
-        Args:
-            context: The turn's context.
-            config: The config of the turn.
-            error: The model's error.
-            said: Whether the model had begun to answer, which rules out a retry.
-        """
-        if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
-            raise error
-        logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
-        await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
-        context.scale = SMALLER
-
-    async def save(self, turn: OpenTurn, output: Any) -> None:
-        """Store the finished turn; if that fails, apply `on_save_error`."""
-        try:
-            answer = output_messages(output, self.output_key)
-            messages = [*turn.new, *_without_notes(without_echo(answer, turn.shown, turn.asked))]
-            await self._store(turn, messages, turn.turn_id)
-        except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            await self._not_saved(turn, error, output)
-
-    async def save_messages(self, turn: OpenTurn, messages: Sequence[BaseMessage], output: Any) -> int | None:
-        """Store a turn whose messages are given explicitly; else like `save`.
-
-        Returns:
-            The turn's position; None if it has none; `UNSAVED` if storing failed and the failure was not raised.
+        Without `messages` the turn's are its new input and the new ones in the output. Returns its position, None if it
+        has none, or `UNSAVED` if storing failed and the failure was not raised.
         """
         try:
-            whole = output_messages(list(messages), None)
-            return await self._store(turn, _without_notes(whole), turn.turn_id)
+            if messages is None:
+                whole = [*turn.new, *without_echo(self.answer(output), turn.shown, turn.asked)]
+            else:
+                whole = output_messages([*messages], None)
+            return await self._store(turn, whole, turn.turn_id)
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
-            await self._not_saved(turn, error, output)
+            failure = _write_error(error, turn, output)
+            if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
+                raise failure from error.__cause__
+            await self._save_failed(turn, failure)
             return UNSAVED
-
-    async def _not_saved(self, turn: OpenTurn, error: Exception, output: Any) -> None:
-        if self.on_dropped_turn == "raise" and isinstance(error, (StaleTurnError, IdempotencyConflictError)):
-            raise _write_error(error, turn, output) from error.__cause__
-        await self._save_failed(turn, _write_error(error, turn, output))
 
     async def abort(self, turn: OpenTurn, streamed: StreamedOutput) -> None:
         """Store the partial answer of a stream that was closed or cancelled, as `on_abort` says."""
-        if self.on_abort == "discard" or streamed.empty:
-            return
-        output = streamed.value
-        await self.save_partial(
-            turn, lambda: without_echo(output_messages(output, self.output_key), turn.shown, turn.asked), output
-        )
+        if not streamed.empty:
+            output = streamed.value
+            await self.save_partial(turn, lambda: without_echo(self.answer(output), turn.shown, turn.asked), output)
 
-    async def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: Any) -> None:
+    async def save_partial(self, turn: OpenTurn, said: Callable[[], list[BaseMessage]], output: object) -> None:
         """Store what was said before the turn was stopped, if anything; a failure is handled as in `save`."""
         if self.on_abort == "discard":
             return
         try:
             # Evaluated inside the `try`, since converting an unfinished output may fail as well.
-            partial = aborted(_without_notes(said()))
-            if partial:
+            if partial := aborted(said()):
                 # Under an id of its own, so that a retry of the whole turn is still stored.
                 await self._store(turn, [*turn.new, *partial], _derived_id(turn.turn_id, "aborted"))
         except Exception as error:  # noqa: BLE001  # whatever a history or a caller's function raises
@@ -213,8 +176,10 @@ class TurnOptions:
             logger.error("the model failed, and then its input was not stored: %s", failure)
             await _event(turn, "memkit_save_error", failure)
 
-    async def _store(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str) -> int | None:
-        given, messages = len(messages), [without_forged_marks(message) for message in messages]
+    async def _store(self, turn: OpenTurn, messages: Sequence[BaseMessage], turn_id: str) -> int | None:
+        # Recalled records are never stored, even if the runnable returns them.
+        messages = [without_forged_marks(message) for message in messages if not is_note(message)]
+        given = len(messages)
         if self.before_save is not None:
             # Copies, so that redacting in place changes neither the caller's input nor the returned answer.
             copies = [m.model_copy() for m in messages]
@@ -222,8 +187,7 @@ class TurnOptions:
         return await self._append(turn, messages, turn_id, given) if messages else None
 
     async def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> int | None:
-        asked = len(turn.new)
-        history, at = turn.history, {"epoch": turn.epoch, "since": turn.since, "head": turn.head}
+        history = turn.history
         # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
         # and a retry may store it twice.
         if not turn.native:
@@ -236,7 +200,7 @@ class TurnOptions:
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
         try:
-            seq = await append_turn(history, named, turn_id=turn_id, **at)
+            seq = await append_turn(history, named, turn_id=turn_id, epoch=turn.epoch, since=turn.since, head=turn.head)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
@@ -246,10 +210,13 @@ class TurnOptions:
                 # Another run on this thread has stored a part of this turn, or the turn is repeated as a branch:
                 # append what is missing under an id made from it, so that a retry of this append is stored once.
                 if rest := _rest(turn, named, error.stored):
-                    return await self._append(turn, rest, _derived_id(turn.turn_id, _hash_of_ids(rest)), given)
-                messages = [_renamed(m, s) for m, s in zip(messages, error.stored, strict=False)]
+                    digest = hashlib.sha256("\0".join(str(m.id) for m in rest).encode()).hexdigest()[:16]
+                    return await self._append(turn, rest, _derived_id(turn.turn_id, digest), given)
+                pairs = zip(messages, error.stored, strict=False)
+                messages = [message.model_copy(update={"id": stored.id}) for message, stored in pairs]
             # A retry around the chain has the same question, but the model worded its answer differently: the first
             # answer stays. Anything else under this turn_id is a conflict.
+            asked = len(turn.new)
             if len(messages) != given or not same_messages(error.stored[:asked], messages[:asked]):
                 raise
             await self._dropped(turn, error)
@@ -262,32 +229,29 @@ class TurnOptions:
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:
-        policy = self.on_dropped_turn
-        if policy == "raise":
+        if self.on_dropped_turn == "raise":
             raise error
-        if callable(policy):
-            await call_user_function(policy, error, name="on_dropped_turn")
-            return
-        logger.warning("turn not stored: %s", error)
-        await _event(turn, "memkit_dropped_turn", error)
+        if callable(self.on_dropped_turn):
+            await call_user_function(self.on_dropped_turn, error, name="on_dropped_turn")
+        else:
+            logger.warning("turn not stored: %s", error)
+            await _event(turn, "memkit_dropped_turn", error)
 
     async def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> None:
-        policy = self.on_save_error
         await _event(turn, "memkit_save_error", error)
-        if policy == "raise":
+        if self.on_save_error == "raise":
             raise error
-        if callable(policy):
-            await call_user_function(policy, error, name="on_save_error")
+        if callable(self.on_save_error):
+            await call_user_function(self.on_save_error, error, name="on_save_error")
         else:
             logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
 
 
-def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteError:
+def _write_error(error: Exception, turn: OpenTurn, output: object) -> HistoryWriteError:
     """Turn any failure of a save into a `HistoryWriteError` that carries the answer."""
     if not isinstance(error, HistoryWriteError):
-        text = f"saving the turn raised {describe_error(error)}"
         # A history of another package may have stored the turn, or a part of it, before it raised.
-        wrapped = HistoryWriteError(text, maybe_stored=not turn.native)
+        wrapped = HistoryWriteError(f"saving the turn raised {describe_error(error)}", maybe_stored=not turn.native)
         wrapped.__cause__ = error
         error = wrapped
     error.output = output
@@ -298,11 +262,6 @@ def _write_error(error: Exception, turn: OpenTurn, output: Any) -> HistoryWriteE
 
 def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step[None]:
     return event(turn.config, name, {"error": type(error).__name__, "message": str(error), "turn_id": turn.turn_id})
-
-
-def _without_notes(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Remove notes of memories: recalled records are never stored, even if the runnable returns them."""
-    return [message for message in messages if not is_note(message)]
 
 
 def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -319,14 +278,6 @@ def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMess
     if known <= {m.id for m in messages}:
         return new
     return messages if turn.replayed else []
-
-
-def _hash_of_ids(messages: Sequence[BaseMessage]) -> str:
-    return hashlib.sha256("\0".join(str(m.id) for m in messages).encode()).hexdigest()[:16]
-
-
-def _renamed(message: BaseMessage, other: BaseMessage) -> BaseMessage:
-    return message.model_copy(update={"id": other.id})
 
 
 def _derived_id(turn_id: str, state: str) -> str:

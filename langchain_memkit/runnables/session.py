@@ -1,22 +1,45 @@
-"""The session of a call: ids from the config, and the call of `get_session_history`."""
+"""The session of a call: ids from the config, its history, its memories, and the past that a model is shown of it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple, TypeVar
+from uuid import uuid4
 
-from langchain_core.runnables import ConfigurableFieldSpec
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 from pydantic import BaseModel
 
-from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
-from langchain_memkit._sync import Step, call_user_function
-from langchain_memkit.base import GetSessionHistory, check_id, did_you_mean
+from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowError, InMemoryChatMessageHistory
+from langchain_memkit._histories import is_native
+from langchain_memkit._sync import Step, call_user_function, event, gather
+from langchain_memkit.base import (
+    GetSessionHistory,
+    HistoryView,
+    Memory,
+    Preprocessor,
+    Query,
+    TurnContext,
+    check_id,
+    did_you_mean,
+)
 from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
+from langchain_memkit.memories.retriever import RetrieverMemory
+from langchain_memkit.messages.notes import Record, compose_notes, tag_source
+from langchain_memkit.messages.text import is_user_message
 
-NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+T = TypeVar("T")
+
+logger = logging.getLogger("langchain_memkit")
+
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NO_ARGUMENTS = (BaseModel.__init__, BaseChatMessageHistory.__init__, InMemoryChatMessageHistory.__init__)
 DROPPED_USER = (
@@ -24,36 +47,29 @@ DROPPED_USER = (
     "Give it a parameter `user_id=None`, or leave user_id out."
 )
 
+Specs = Sequence[ConfigurableFieldSpec] | None
+"""The keys that `history_factory_config` names; None for `session_id` and `user_id`."""
+
+
+Configurable = Mapping[str, Any]
+"""`config["configurable"]` of a call."""
+
+
+def turn_id_of(configurable: Configurable) -> str:
+    """Return the id of a call: every retry of its save is idempotent; a caller's own extends that to repeated calls."""
+    turn_id = configurable.get("turn_id")
+    return str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
+
 
 def session_history(
-    function: GetSessionHistory,
-    specs: Sequence[ConfigurableFieldSpec] | None,
-    configurable: dict[str, Any],
-    name: str = "get_session_history",
+    function: GetSessionHistory, specs: Specs, configurable: Configurable, name: str = "get_session_history"
 ) -> Step[Any]:
-    """Prepare the call of `get_session_history` by its signature, after checking every id.
-
-    Args:
-        function: `get_session_history` or a memory factory, plain or async.
-        specs: The keys that `history_factory_config` names; None for `session_id` and `user_id`.
-        configurable: `config["configurable"]` of the call.
-        name: The function's name, for errors.
-
-    Returns:
-        The step that calls it; it raises a `ConfigurationError` if the function returns None.
-
-    Raises:
-        TypeError: An id is not a string.
-        ValueError: An id is missing or malformed, or the function cannot take one that is present.
-    """
+    """Prepare the call of `get_session_history` or of a memory factory by its signature, after checking every id."""
     own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
     kind: Any = type(function)
     parameters = _parameters_of_calls(kind) if own else inspect.signature(function).parameters
-    args, kwargs = (
-        _configured_ids(specs, configurable, list(parameters), name)
-        if specs
-        else _standard_ids(parameters, configurable, name)
-    )
+    find = _configured_ids if specs else _standard_ids
+    args, kwargs = find(specs or (), configurable, parameters, name)
 
     def checked(result: Any) -> Any:
         if result is None:
@@ -65,25 +81,15 @@ def session_history(
         return checked(function(*args, **kwargs))
 
     async def acall() -> Any:
-        return checked(await function(*args, **kwargs))
-
-    async def call_now() -> Any:
-        return call()
+        return call() if own else checked(await function(*args, **kwargs))
 
     if own:  # a thread would only make it slower
-        return Step(call, call_now)
+        return Step(call, acall)
     return call_user_function(acall if inspect.iscoroutinefunction(function) else call, name=name)
 
 
-def checked_function(
-    function: object, specs: Sequence[ConfigurableFieldSpec] | None = None, name: str = "get_session_history"
-) -> GetSessionHistory:
-    """Validate that the argument can be called with the ids, and is not a class that needs further arguments.
-
-    Args:
-        function: The `get_session_history=` argument.
-        specs: The keys that `history_factory_config` names.
-        name: The argument's name, for errors.
+def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> GetSessionHistory:
+    """Validate that an argument can be called with the ids, and is not a class that needs further arguments.
 
     Raises:
         ConfigurationError: It cannot be called so; the text names the factory, or a function that can.
@@ -95,29 +101,36 @@ def checked_function(
     if isinstance(maker, type) and getattr(function, "__name__", "") == "factory":
         msg = f"{name} is the method {maker.__name__}.factory itself: call it, as in {maker.__name__}.factory(...)"
         raise ConfigurationError(msg)
-    if isinstance(function, type):
-        parameters = list(_parameters(function))
-        if len(specs or ()) < 2 and _by_name_only(function, parameters):
-            of = function.__name__
-            msg = (
-                f"{name} is the class {of}, which takes no session_id by position: keep one for each session in a "
-                f"dict, sessions, and give lambda session_id: sessions.setdefault(session_id, {of}()), or "
-                "SQLiteChatMessageHistory.factory(...)"
-            )
-            raise ConfigurationError(msg)
-        # A call passes only the configured ids, so a class that requires more would fail in each turn: refuse it now.
-        needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
-        others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
-        if others and any(p.name == "session_id" for p in parameters):
-            of = function.__name__
-            factory = f"{of}.factory({', '.join(others)})" if hasattr(function, "factory") else ""
-            way_out = f"{factory}, or " if factory else ""
-            given = needed if "session_id" in needed else [*needed, "session_id=session_id"]
-            msg = (
-                f"{name} is the class {of}, which needs {', '.join(others)} besides session_id: give {way_out}a "
-                f"function, as in lambda session_id: {of}({', '.join(given)})"
-            )
-            raise ConfigurationError(msg)
+    if not isinstance(function, type):
+        return function
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # it has no signature
+        return function
+    of, kinds = function.__name__, {parameter.kind for parameter in parameters.values()}
+    # `*args` of LangChain's base classes takes nothing.
+    star = (
+        inspect.Parameter.VAR_POSITIONAL in kinds and inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
+    )
+    if len(specs or ()) < 2 and kinds and kinds.isdisjoint(BY_POSITION) and not star:
+        msg = (
+            f"{name} is the class {of}, which takes no session_id by position: keep one for each session in a dict, "
+            f"sessions, and give lambda session_id: sessions.setdefault(session_id, {of}()), or "
+            "SQLiteChatMessageHistory.factory(...)"
+        )
+        raise ConfigurationError(msg)
+    # A call passes only the configured ids, so a class that requires more would fail in each turn: refuse it now.
+    named = (*BY_POSITION, inspect.Parameter.KEYWORD_ONLY)
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in named]
+    others = [n for n in needed if n not in ("session_id", "user_id", *(spec.id for spec in specs or ()))]
+    if others and "session_id" in parameters:
+        factory = f"{of}.factory({', '.join(others)}), or " if hasattr(function, "factory") else ""
+        given = needed if "session_id" in needed else [*needed, "session_id=session_id"]
+        msg = (
+            f"{name} is the class {of}, which needs {', '.join(others)} besides session_id: give {factory}a "
+            f"function, as in lambda session_id: {of}({', '.join(given)})"
+        )
+        raise ConfigurationError(msg)
     return function
 
 
@@ -128,25 +141,12 @@ def _parameters_of_calls(kind: type) -> Mapping[str, inspect.Parameter]:
     return {parameter.name: parameter for parameter in parameters}
 
 
-def _by_name_only(kind: type, parameters: Sequence[inspect.Parameter]) -> bool:
-    """Return whether a class has parameters, but none by position; `*args` of LangChain's base classes do not count."""
-    kinds = {parameter.kind for parameter in parameters}
-    if not kinds or not kinds.isdisjoint(BY_POSITION):
-        return False
-    return inspect.Parameter.VAR_POSITIONAL not in kinds or inspect.getattr_static(kind, "__init__") in NO_ARGUMENTS
-
-
-def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
-    """Return the parameters of a callable; none if it has no signature."""
-    try:
-        return inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
+Arguments = tuple[list[Any], dict[str, Any]]
 
 
 def _standard_ids(
-    parameters: Mapping[str, inspect.Parameter], configurable: dict[str, Any], name: str
-) -> tuple[list[Any], dict[str, Any]]:
+    specs: object, configurable: Configurable, parameters: Mapping[str, inspect.Parameter], name: str
+) -> Arguments:
     """Return the arguments: `session_id` (else `thread_id`) by position, `user_id` by name if the function takes it."""
     args: list[Any] = []
     if parameters:
@@ -165,16 +165,15 @@ def _standard_ids(
 
 
 def _configured_ids(
-    specs: Sequence[ConfigurableFieldSpec], configurable: dict[str, Any], parameters: list[str], name: str
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments for a factory with `history_factory_config`: a single id by position, several by name."""
-    names = [spec.id for spec in specs]
-    extra: dict[str, Any] = {}
+    specs: Sequence[ConfigurableFieldSpec], configurable: Configurable, parameters: Iterable[str], name: str
+) -> Arguments:
+    """Return the arguments for a function with `history_factory_config`: a single id by position, several by name."""
+    names, parameters, extra = [spec.id for spec in specs], list(parameters), dict[str, Any]()
     if configurable.get("user_id") is not None and "user_id" not in names:
         if "user_id" not in parameters:
             raise ConfigurationError(DROPPED_USER.format(name))
         extra = {"user_id": check_id(configurable["user_id"], "user_id")}
-        parameters = [parameter for parameter in parameters if parameter != "user_id"]
+        parameters.remove("user_id")
     missing = sorted(set(names) - configurable.keys())
     if missing and parameters:
         raise _missing(missing, names, configurable)
@@ -197,3 +196,172 @@ def _missing(missing: list[str], expected: list[str], configurable: Iterable[str
         f"Missing keys {missing} in config['configurable'] Expected keys are {sorted(expected)}."
         f" When using via .invoke() or .stream(), pass in a config; e.g., chain.invoke(..., {example}){''.join(slips)}"
     )
+
+
+# -- what the model is shown
+
+SMALLER = 0.7  # share of the budget that a retry after a context overflow uses
+
+
+class BoundSession(NamedTuple):
+    """A session's history, whether it is one of memkit's own, and its further memories."""
+
+    history: Any
+    native: bool
+    memories: list[Memory]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBuilder:
+    """The entries of `memories=` and the preprocessor, which make what the model is shown of a session."""
+
+    entries: Sequence[Any]  # memories and factories of them
+    preprocessor: Preprocessor | None  # as a runnable; None shows the whole past
+    on_load_error: OnLoadError
+    on_context_overflow: Literal["retry", "raise"]
+
+    async def bind(self, specs: Specs, configurable: Configurable, history: object) -> BoundSession:
+        """Return the session of a history with its memories, factories called."""
+        # The ids of the history in use, since `history_factory_config` may name them differently in the config.
+        session_id = configurable.get("session_id", configurable.get("thread_id"))
+        ids = {
+            "session_id": getattr(history, "session_id", None) or session_id,
+            "user_id": getattr(history, "user_id", None) or configurable.get("user_id"),
+        }
+        bound: list[Memory] = []
+        for i, entry in enumerate(self.entries):
+            memory = entry
+            if not isinstance(entry, Memory):
+                by_specs = specs and {spec.id for spec in specs} == {*inspect.signature(entry).parameters}
+                given = configurable if by_specs else {k: v for k, v in ids.items() if v is not None}
+                memory = await session_history(entry, specs if by_specs else None, given, name=f"memories[{i}]")
+            if not isinstance(memory, Memory):
+                msg = f"memories[{i}] made a {type(memory).__name__}, not a Memory"
+                raise ConfigurationError(msg)
+            # A single object in `memories=` would serve every session.
+            for name, value in ids.items():
+                if getattr(memory, name) not in (None, value):
+                    msg = (
+                        f"memories[{i}] ({type(memory).__name__}) is bound to {name} {getattr(memory, name)!r}, but "
+                        f"this turn has {value!r}. Give its factory instead of the memory."
+                    )
+                    raise ConfigurationError(msg)
+            bound.append(memory)
+        return BoundSession(history, is_native(history), bound)
+
+    async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
+        """Perform the read of the history while the memories prefetch what they can; return what it returns.
+
+        On an event loop all memories prefetch; in sync code only those that wait for a server, since a thread costs
+        more than reading a file.
+        """
+        able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
+        if not able:
+            return await read
+        remote = [memory for memory in able if getattr(memory, "is_remote", False)]
+
+        def sync() -> list[Any]:
+            if not remote:
+                return [read.sync()]
+            with ContextThreadPoolExecutor(len(remote)) as pool:
+                # At interpreter shutdown no threads can be started; then each memory reads in its own load.
+                with suppress(RuntimeError):
+                    for memory in remote:
+                        pool.submit(memory.prefetch)
+                return [read.sync()]
+
+        steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
+        found: T | Exception = (await Step(sync, gather(steps).asynchronous))[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def load(
+        self,
+        memories: Sequence[Memory],
+        view: HistoryView,
+        asked: Sequence[BaseMessage],
+        config: RunnableConfig,
+        *,
+        trial: bool = False,
+    ) -> list[Record]:
+        """Load the records that the memories hold for the new input.
+
+        A memory that fails is handled by `on_load_error`, except for a `ConfigurationError`, which is always raised.
+        """
+        if not memories:
+            return []
+        past, remarks = view.messages, list[str]()
+        # During tool calls nothing new is asked: search for the question that they were made for.
+        texts = [str(m.text) for m in asked if is_user_message(m)]
+        question = "\n".join(texts or [next((str(m.text) for m in reversed(past) if is_user_message(m)), "")])
+        seen = past if self.preprocessor is None else ()  # without it the model sees all of the past
+        query = Query(question, past, view.epoch, seen, trial=trial, remarks=remarks if trial else None)
+        # On an event loop all memories load at the same time. A failure is returned as a value and stops no other.
+        results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
+        loaded: list[Record] = []
+        for memory, result in zip(memories, results, strict=True):
+            if not isinstance(result, Exception):
+                loaded += tag_source(result, name_of(memory))
+                continue
+            if isinstance(result, ConfigurationError):  # every turn would fail with it
+                raise result
+            failure, heard = load_failure(memory, result)
+            if self.on_load_error == "raise":
+                raise failure
+            await event(config, LOAD_ERROR, heard)
+            if callable(self.on_load_error):
+                await call_user_function(self.on_load_error, failure, name="on_load_error")
+            else:
+                logger.warning("left out of the turn: %s", failure)
+        for remark in remarks:
+            await event(config, REMARK, {"message": remark})
+        return loaded
+
+    async def compose(
+        self, context: TurnContext, loaded: Sequence[Record], past: list[BaseMessage], config: RunnableConfig
+    ) -> tuple[list[BaseMessage], BaseMessage | None]:
+        """Preprocess the past; return it with the note of those records that neither it nor the new input contains."""
+        asked = context.asked
+        if (chain := self.preprocessor) is not None:
+            # Reserve room for the largest possible note: which records repeat the past is known only once that is cut.
+            most = compose_notes(loaded, asked)
+            context.notes = [] if most is None else [most]
+            past = await Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
+        note = compose_notes(loaded, [*past, *asked])
+        context.notes = [] if note is None else [note]
+        return past, note
+
+    async def shrink(
+        self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
+    ) -> None:
+        """Scale the budget down for one retry after a context overflow, or raise the model's error.
+
+        Once the model has begun to answer (`said`), nothing is retried.
+        """
+        if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
+            raise error
+        logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
+        await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
+        context.scale = SMALLER
+
+
+def memory_entries(entries: Any) -> list[Any]:
+    """Validate the `memories` argument and wrap retrievers into memories."""
+    if not isinstance(entries, Sequence):
+        msg = f"memories must be a list, not {type(entries).__name__}"
+        raise ConfigurationError(msg)
+    found: list[Any] = []
+    for i, entry in enumerate(entries):
+        is_class = isinstance(entry, type)
+        if is_class or not (isinstance(entry, (Memory, Runnable)) or callable(entry)):
+            name = f"the class {entry.__name__}" if is_class else type(entry).__name__
+            maker = entry.__name__ if is_class and hasattr(entry, "factory") else "X"
+            msg = (
+                f"memories[{i}] must be a Memory, a function (session_id, user_id) that makes one "
+                f"({maker}.factory(...)), or a retriever, not {name}"
+            )
+            raise ConfigurationError(msg)
+        is_retriever = isinstance(entry, Runnable) and not isinstance(entry, Memory)
+        found.append(RetrieverMemory(entry) if is_retriever else entry)
+    return found

@@ -1,13 +1,18 @@
-"""What the interfaces of backends share: how flows are run, set-up and closing."""
+"""What stores share: how the flows of their backends are run, and how values become plain data and come back."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from langchain_memkit._sync import Flow, adrive, drive
+from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.messages.codec import decode_value, encode_value
 
 T = TypeVar("T")
+
+UNREADABLE = (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError)
+"""Exceptions that decoding damaged data raises."""
 
 
 class StoreBackend:
@@ -75,3 +80,22 @@ class StoreBackend:
     async def aclose(self) -> None:
         """Run `close` asynchronously; in a thread by default."""
         await asyncio.to_thread(self.close)
+
+
+def encode_exactly(value: object, path: str) -> Any:
+    """Encode a value as plain data; raise `MessageEncodeError` if it would not come back equal."""
+    encoded, back = encode_value(value, path), None
+    if encoded == value:  # all of it plain, as in every record of a memory: read back it is the same
+        return encoded
+    problem = "would not come back equal"
+    try:
+        # A value that changes on the way must be refused now, not found on reading: for one, a datetime in the hour
+        # that clocks repeat in autumn differs from itself in another time zone.
+        back = decode_value(encoded)
+    except UNREADABLE as error:
+        problem = f"would be unreadable once stored ({type(error).__name__})"
+    if back != value:  # out here, since the other error may quote the value
+        if isinstance(value, dict) and isinstance(back, dict):
+            path += next((f"[{key!r:.80}]" for key in value if key not in back or back[key] != value[key]), "")
+        raise MessageEncodeError(path, problem)
+    return encoded

@@ -32,6 +32,7 @@ from langchain_memkit.base import (
     check_arguments,
     check_id,
 )
+from langchain_memkit.base.validation import check_one_of
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
@@ -43,8 +44,6 @@ from langchain_memkit.stores.history_rows import (
     PageLimit,
     ReadVersion,
     SessionScope,
-    check_list,
-    check_read_version,
     prepare_batch,
 )
 
@@ -54,9 +53,14 @@ FORWARD_PAGE = 200
 BACKWARD_PAGE = 64
 MAX_PAGE = 2000
 MAX_SEQ = 2**63 - 1
-MOST_SAID = 10_000
+INLINE = 50  # messages that are encoded on the event loop, without a thread
 
-_said: set[tuple[str, str]] = set()  # unowned sessions that were reported, as (session id, one of its turns)
+UNOWNED = (
+    "session %r of user %r is empty, but there is a conversation of the same session_id that was stored without a "
+    "user_id, which no user is shown. langchain_memkit.migrate.migrate(histories, histories, user_id=...) copies "
+    "all such conversations to one user; without user_id they are read as before"
+)
+_reported: set[tuple[str, str]] = set()  # conversations without a user, as (session id, one of the turns)
 
 
 class TurnStore(StoreBackend, ABC):
@@ -74,18 +78,21 @@ class TurnStore(StoreBackend, ABC):
     * **Erased for good**: a clear or a purge inserts a tombstone with a new epoch, and a turn that began before is
       refused (`may_append`). The rules are in docs/epochs.md.
 
-    Ids are checked before they arrive, and are data: they must reach no query language as code. A failure of the
-    database is raised as `HistoryReadError` or `HistoryWriteError`, without credentials, with the driver's error as its
-    cause.
+    Ids are checked before they arrive, and are data: they must reach no query language as code.
 
     Attributes:
         layout: The name of the storage format; `"turns"` if rows are turns with positions and epochs.
+
+    Raises:
+        HistoryReadError: A method that reads cannot reach or read the database. The text holds no credentials, and the
+            driver's error is its cause, as below.
+        HistoryWriteError: A method that writes failed. Calling it again is safe, and finishes the work.
     """
 
     layout: str = "turns"
 
     @property
-    def place(self) -> Any:
+    def place(self) -> object:
         """What is equal for stores on the same data, by which a migration notices it; by default this object alone."""
         return self
 
@@ -127,9 +134,7 @@ class TurnStore(StoreBackend, ABC):
         """
 
     @abstractmethod
-    async def page_back(
-        self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Read a page of turns, newest first, and the state of the session, in one look at the database.
 
         Neither tombstones nor expired, hidden or erased turns are returned. Damaged rows are, with a line in `problems`
@@ -145,15 +150,12 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The page; the first one has the session's `seq` and `epoch`. For a session that holds nothing, `seq` is 0
             and `epoch` that of the user's last purge, 0 if there is none.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     @abstractmethod
     async def page_forward(
-        self, scope: SessionScope, after: Any | None, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any | None]:
+        self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False
+    ) -> tuple[list[Turn], Any]:
         """Read a page of turns, oldest first; which turns are returned is said at `page_back`.
 
         Args:
@@ -164,9 +166,6 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             The turns, and where to continue; None at the end. A page may be empty before the end.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     @abstractmethod
@@ -179,9 +178,6 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             Those that belong to a turn that is shown: neither hidden, expired nor erased.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     @abstractmethod
@@ -195,9 +191,6 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             Whether there is such a turn. Tombstones are none.
-
-        Raises:
-            HistoryWriteError: The database failed; calling again is safe.
         """
 
     @abstractmethod
@@ -210,9 +203,6 @@ class TurnStore(StoreBackend, ABC):
 
         Args:
             scope: The session, which may hold nothing: the tombstone is inserted all the same.
-
-        Raises:
-            HistoryWriteError: The database failed; calling again finishes the work.
         """
 
     @abstractmethod
@@ -227,9 +217,6 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             `{"sessions": n, "turns": m}`: how many were deleted.
-
-        Raises:
-            HistoryWriteError: The database failed; calling again finishes the work.
         """
 
     @abstractmethod
@@ -242,9 +229,6 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             The sessions, most recently used first.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     @abstractmethod
@@ -253,9 +237,6 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             The user ids, sorted; an empty string stands for the unowned sessions.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     async def unowned(self, session_id: str) -> str | None:
@@ -266,11 +247,8 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             What identifies the turn, its op by default; None if there is none.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
-        after: Any | None = None
+        after: object = None
         while True:
             turns, after = await self.page_forward(SessionScope("", session_id), after, BACKWARD_PAGE)
             if turns or after is None:
@@ -319,31 +297,15 @@ def _is_full(turns: list[Turn], max_messages: int) -> bool:
     return max_messages > 0 and isinstance(turns[-1].messages[0] if turns[-1].messages else None, HumanMessage)
 
 
-def check_limit(value: Any, name: str) -> int | None:
-    """Validate a limit or position, and return it. None means no limit.
-
-    Raises:
-        ConfigurationError: It is not a whole number from 0 to 2**63 - 1.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQ:
-        msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
-        raise ConfigurationError(msg)
-    return value
+def check_limit(value: object, name: str) -> int | None:
+    """Validate a limit or position, and return it. None means no limit."""
+    if value is None or (type(value) is int and 0 <= value <= MAX_SEQ):
+        return value
+    msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
+    raise ConfigurationError(msg)
 
 
-def check_texts(ids: Iterable[Any]) -> None:
-    """Raise unless all message ids are text: another type could become an operator in a filter."""
-    for value in ids:
-        if not isinstance(value, str):
-            msg = f"message ids must be str, not {type(value).__name__}"
-            raise TypeError(msg)
-
-
-INLINE = 50  # messages that are encoded on the event loop, without a thread
 MAX_NESTED = 8  # depth of `add_messages` calls inside one another: an overridden `add_message` that prunes needs two
-
 _nested: ContextVar[int] = ContextVar("nested add_messages", default=0)
 
 
@@ -362,8 +324,9 @@ class TurnHistory(BaseChatMessageHistory):
         on_corrupt: `"report"` leaves damaged messages out and logs them, `"raise"` raises `MessageDecodeError`.
 
     Raises:
-        TypeError: An id is not a string.
-        ValueError: An id is empty or malformed, or another argument is wrong.
+        TypeError, ValueError: An id is not a string, empty or malformed, or another argument is wrong.
+        HistoryReadError: A method that reads cannot reach or read the store; `HistoryWriteError` of one that writes:
+            calling it again is safe, and finishes the work.
     """
 
     token_counter: TokenCounter | None
@@ -386,16 +349,14 @@ class TurnHistory(BaseChatMessageHistory):
         token_counter: TokenCounter | None = None,
         on_corrupt: Literal["report", "raise"] = "report",
     ) -> None:
-        if on_corrupt not in ("report", "raise"):
-            msg = f"on_corrupt must be 'report' or 'raise', not {on_corrupt!r}"
-            raise ConfigurationError(msg)
+        check_one_of(on_corrupt, "on_corrupt", ("report", "raise"))
         self._bind(session_id, user_id)
         self.history_size = check_limit(history_size, "history_size")
         self.token_counter = token_counter or approximate_tokens
         self._on_corrupt = on_corrupt
         self._store = store
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Refuse to change an id: the new value would be shown, but the history stays bound to its session."""
         way_out = self._fixed.get(name)
         if way_out is None:
@@ -453,9 +414,6 @@ class TurnHistory(BaseChatMessageHistory):
             Whole turns, oldest first. If the newest turn alone exceeds a limit, those of its newest whole tool groups
             that fit.
 
-        Raises:
-            HistoryReadError: The store cannot be reached or read.
-
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
             >>> from langchain_core.messages import AIMessage, HumanMessage
@@ -483,9 +441,6 @@ class TurnHistory(BaseChatMessageHistory):
 
         Returns:
             Messages (a `HistoryMessages`), the session's `seq` and `epoch`, and a line for each problem in reading.
-
-        Raises:
-            HistoryReadError: The store cannot be reached or read.
         """
         return self._store.run(self._view(max_messages, max_tokens, window))
 
@@ -507,11 +462,8 @@ class TurnHistory(BaseChatMessageHistory):
 
         Returns:
             An iterator of `Turn`; damaged messages are left out and reported.
-
-        Raises:
-            HistoryReadError: The store cannot be reached or read.
         """
-        after: Any | None = check_limit(after_seq, "after_seq")
+        after: object = check_limit(after_seq, "after_seq")
         while True:
             turns, after = self._store.run(self._page_forward(after, before_seq, hidden=hidden))
             yield from turns
@@ -522,7 +474,7 @@ class TurnHistory(BaseChatMessageHistory):
         self, *, after_seq: int | None = None, before_seq: int | None = None, hidden: bool = False
     ) -> AsyncIterator[Turn]:
         """Run `iter_turns` asynchronously."""
-        after: Any | None = check_limit(after_seq, "after_seq")
+        after: object = check_limit(after_seq, "after_seq")
         while True:
             turns, after = await self._store.arun(self._page_forward(after, before_seq, hidden=hidden))
             for turn in turns:
@@ -544,18 +496,12 @@ class TurnHistory(BaseChatMessageHistory):
                 yield message
 
     def stored_ids(self, ids: Sequence[str]) -> set[str]:
-        """Return those of the message ids that the session holds, with one indexed query.
-
-        Raises:
-            TypeError: An id is not a string.
-        """
-        check_texts(ids)
-        return self._store.run(self._store.stored_ids(self._scope, ids)) if ids else set()
+        """Return those of the message ids, all of them str, that the session holds, with one indexed query."""
+        return self._store.run(self._stored_ids(ids))
 
     async def astored_ids(self, ids: Sequence[str]) -> set[str]:
         """Run `stored_ids` asynchronously."""
-        check_texts(ids)
-        return await self._store.arun(self._store.stored_ids(self._scope, ids)) if ids else set()
+        return await self._store.arun(self._stored_ids(ids))
 
     def last_questions(self, n: int = 3) -> list[str]:
         """Return the user's last questions, newest first, as the context of a follow-up question.
@@ -565,16 +511,6 @@ class TurnHistory(BaseChatMessageHistory):
 
         Returns:
             The texts of the user's last `n` messages, newest first, without messages that an agent's harness put in.
-
-        Raises:
-            HistoryReadError: The store cannot be reached or read.
-
-        Example:
-            >>> from langchain_memkit import SQLiteChatMessageHistory
-            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
-            >>> history.add_user_message("What is memkit?")
-            >>> history.last_questions()
-            ['What is memkit?']
         """
         return self._store.run(self._last_questions(n))
 
@@ -592,16 +528,16 @@ class TurnHistory(BaseChatMessageHistory):
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append a batch as one atomic turn: `append_turn` without its options.
 
-        If a subclass overrides `add_message` alone, each message is passed to it, as in LangChain's class.
+        If a subclass overrides `add_message` alone, each message is passed to it, as in LangChain's class; so it must
+        call `super().add_message(message)`, not `add_messages`, which would call it again.
 
         Raises:
-            ConfigurationError: A subclass's `add_message` calls `add_messages`, which calls it again.
+            ConfigurationError: An overridden `add_message` calls `add_messages`.
         """
         if not overrides(self, "add_message", without=["add_messages"]):
             self.append_turn(messages)
             return
-        # Both verbs may be overridden in terms of each other. Counting the depth turns endless recursion into an
-        # error that says how to write the override.
+        # Both verbs may be overridden in terms of each other. Counting the depth turns endless recursion into an error.
         if _nested.get() >= MAX_NESTED:
             msg = (
                 f"{type(self).__name__}.add_message calls add_messages, which calls add_message: call "
@@ -657,7 +593,6 @@ class TurnHistory(BaseChatMessageHistory):
             HistoryConflictError: `expected_seq` is not the last position.
             IdempotencyConflictError: The same `turn_id` is stored with other content.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown.
-            TypeError: An argument is not what `view()` gives; nothing was stored.
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -667,11 +602,9 @@ class TurnHistory(BaseChatMessageHistory):
             >>> history.append_turn(turn, turn_id="t1"), history.append_turn(turn, turn_id="t1")
             (1, 1)
         """
-        check_read_version(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
         batch = prepare_batch(messages, turn_id, self.token_counter)
-        if not batch.given:
-            return 0
-        return self._store.run(self._store.append(self._scope, batch, expected_seq, ReadVersion(epoch, since, head)))
+        seen = ReadVersion(epoch, since, head)
+        return self._store.run(self._store.append(self._scope, batch, expected_seq, seen)) if batch.given else 0
 
     async def aappend_turn(
         self,
@@ -684,17 +617,12 @@ class TurnHistory(BaseChatMessageHistory):
         head: SessionHead | None = None,
     ) -> int:
         """Run `append_turn` asynchronously."""
-        check_list(messages)
-        check_read_version(expected_seq=expected_seq, epoch=epoch, since=since, head=head)
         work = partial(prepare_batch, messages, turn_id, self.token_counter)
         # Encoding many messages, or a token counter that may do I/O, would block the event loop.
-        slow = len(messages) > INLINE or self.token_counter is not approximate_tokens
-        batch = await asyncio.to_thread(work) if slow else work()
-        if not batch.given:
-            return 0
-        return await self._store.arun(
-            self._store.append(self._scope, batch, expected_seq, ReadVersion(epoch, since, head))
-        )
+        is_quick = isinstance(messages, list) and len(messages) <= INLINE and self.token_counter is approximate_tokens
+        batch = work() if is_quick else await asyncio.to_thread(work)
+        seen = ReadVersion(epoch, since, head)
+        return await self._store.arun(self._store.append(self._scope, batch, expected_seq, seen)) if batch.given else 0
 
     def delete_turn(self, turn: int | str) -> bool:
         """Hide one turn (a soft delete: it stays stored until the session is cleared).
@@ -704,13 +632,6 @@ class TurnHistory(BaseChatMessageHistory):
 
         Returns:
             Whether there is such a turn.
-
-        Example:
-            >>> from langchain_memkit import SQLiteChatMessageHistory
-            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
-            >>> history.add_user_message("What is memkit?")
-            >>> history.delete_turn(1), history.messages
-            (True, [])
         """
         return self._store.run(self._store.flag(self._scope, turn, deleted=True))
 
@@ -727,11 +648,7 @@ class TurnHistory(BaseChatMessageHistory):
         return await self._store.arun(self._store.flag(self._scope, turn, deleted=False))
 
     def clear(self) -> None:
-        """Delete this session's turns for good. Turns that began before are refused when they are saved.
-
-        Raises:
-            HistoryWriteError: The store failed; calling again finishes the work.
-        """
+        """Delete this session's turns for good. Turns that began before are refused when they are saved."""
         self._store.run(self._store.clear(self._scope))
 
     async def aclear(self) -> None:
@@ -744,60 +661,48 @@ class TurnHistory(BaseChatMessageHistory):
     # -- flows
 
     async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
-        max_messages, max_tokens = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
-        if window is not None:
-            return await self._window(window)
-        counter = self.token_counter
-        head, turns = await self._newest(max_messages, max_tokens, sliced=True, counter=counter)
-        tokens = [n for t in turns for n in t.tokens]
+        asked = window or Window(
+            max_messages=check_limit(max_messages, "max_messages"),
+            max_tokens=check_limit(max_tokens, "max_tokens"),
+            counter=self.token_counter,
+        )
+        after = asked.after
+        head, turns = await self._newest(asked, sliced=window is None)
         messages = [m for t in turns for m in t.messages]
-        kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
-        return self._as_view(head, turns, len(messages) - len(kept), None, counter)
-
-    async def _window(self, window: Window) -> HistoryView:
-        """Read the turns that a preprocessor asked for. It trims them itself, so they are cut at `after` only."""
-        after, counter = window.after, self.token_counter
-        if after is None:
-            counter = window.counter
-            head, turns = await self._newest(window.max_messages, window.max_tokens, counter=counter)
-            begin: int | None = 0
-        else:
-            head, turns = await self._newest(None, None, after=after)
+        tokens = [n for t in turns for n in t.tokens]
+        begin: int | None = 0
+        if window is None:
+            kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
+            begin = len(messages) - len(kept)
+        elif after is not None:
+            # A preprocessor trims its window itself, so it is cut at `after` only.
             begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
         # The position is gone: the session was cleared or has expired since the summary was made. A summary of erased
         # turns must not be shown, so the window is read as if there were none.
         if begin is None:
-            return await self._window(replace(window, after=None))
-        return self._as_view(head, turns, begin, window, counter)
+            return await self._view(None, None, replace(asked, after=None))
+        problems = self._report(turns)
+        known = HistoryMessages(
+            messages[begin:],
+            tokens[begin:],
+            counter_name(self.token_counter if after else asked.counter),
+            [t for t in turns for _ in t.messages][begin:],
+            head.epoch,
+            window,
+        )
+        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
 
-    async def _newest(
-        self,
-        max_messages: int | None,
-        max_tokens: int | None,
-        *,
-        sliced: bool = False,
-        after: Position | None = None,
-        counter: TokenCounter | None = None,
-    ) -> tuple[Page, list[Turn]]:
-        """Read the newest turns that hold at least these amounts, or all turns after a position; oldest first.
-
-        Args:
-            max_messages: Messages that the turns must hold at least; None for no limit.
-            max_tokens: Tokens that the turns must hold at least; None for no limit.
-            sliced: Whether pages may end as soon as they hold more messages than needed.
-            after: Read back to this position.
-            counter: Counts the tokens; stored counts are used if it is the one they were counted with.
-
-        Returns:
-            The first page, which has the state of the session, and the turns.
-        """
+    async def _newest(self, asked: Window, *, sliced: bool) -> tuple[Page, list[Turn]]:
+        """Read a window's turns, oldest first, and the first page; if `sliced`, pages may end when they hold enough."""
+        after, counter = asked.after, asked.counter
+        max_messages, max_tokens = (None, None) if after else (asked.max_messages, asked.max_tokens)
         # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
         # size, so a long read takes few queries.
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
         recount = max_tokens is not None and not same_counter(counter, self.token_counter)
         turns: list[Turn] = []
         head: Page | None = None
-        older: Any | None = None
+        older: object = None
         messages = tokens = 0
         while True:
             enough = PageLimit(
@@ -818,53 +723,25 @@ class TurnHistory(BaseChatMessageHistory):
                 or (after is not None and any(_is_at(turn, after) for turn in found))
             ):
                 break
-        turns.reverse()
-        if not turns and not head.seq and after is None and self._scope.user_id:
-            await self._say_whose_rows_are_there()
-        return head, turns
+        is_empty = not turns and not head.seq and after is None
+        if is_empty and self._scope.user_id and self._store.layout == "turns":
+            # An app that begins to pass a `user_id` would take its conversations for lost: it is told so, once of each.
+            turn = await self._store.unowned(self.session_id)
+            if turn is not None and (self.session_id, turn) not in _reported:
+                _reported.add((self.session_id, turn))
+                logger.warning(UNOWNED, self.session_id, self.user_id)
+        return head, turns[::-1]
 
-    async def _say_whose_rows_are_there(self) -> None:
-        """Warn once per session if it is empty, but holds turns that were stored without a `user_id`.
-
-        This happens when an app begins to pass a `user_id`: its old conversations seem lost.
-        """
-        if self._store.layout != "turns":
-            return
-        name = await self._store.unowned(self._scope.session_id)
-        if name is None:
-            return
-        found = (self._scope.session_id, name)
-        if found not in _said:
-            if len(_said) >= MOST_SAID:
-                _said.clear()
-            _said.add(found)
-            logger.warning(
-                "session %r of user %r is empty, but there is a conversation of the same session_id that was stored "
-                "without a user_id, which no user is shown. langchain_memkit.migrate.migrate(histories, histories, "
-                "user_id=...) copies all such conversations to one user; without user_id they are read as before",
-                self._scope.session_id,
-                self._scope.user_id,
-            )
-
-    def _as_view(
-        self, head: Page, turns: list[Turn], begin: int, window: Window | None, counter: TokenCounter | None
-    ) -> HistoryView:
-        """Build a view of the turns, without their first `begin` messages."""
-        problems = self._report(turns)
-        known = HistoryMessages(
-            [m for t in turns for m in t.messages][begin:],
-            [n for t in turns for n in t.tokens][begin:],
-            counter_name(counter),
-            [t for t in turns for _ in t.messages][begin:],
-            head.epoch,
-            window,
-        )
-        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
+    async def _stored_ids(self, ids: Sequence[str]) -> set[str]:
+        if not all(isinstance(value, str) for value in ids):  # another type could become an operator in a filter
+            msg = f"message ids must be str, not {', '.join({type(value).__name__ for value in ids})}"
+            raise TypeError(msg)
+        return await self._store.stored_ids(self._scope, ids) if ids else set()
 
     async def _last_questions(self, n: int) -> list[str]:
         limit = check_limit(n, "n") or 0
         questions: list[str] = []
-        older: Any | None = None
+        older: object = None
         while len(questions) < limit:
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
             for turn in page.turns:
@@ -875,8 +752,8 @@ class TurnHistory(BaseChatMessageHistory):
         return questions[:limit]
 
     async def _page_forward(
-        self, after: Any | None, before_seq: int | None, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any | None]:
+        self, after: object, before_seq: int | None, *, hidden: bool = False
+    ) -> tuple[list[Turn], object]:
         turns, after = await self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
         if before_seq is not None:
             # a turn past the end on this page: there is no next page
@@ -896,8 +773,7 @@ class TurnHistory(BaseChatMessageHistory):
         return problems
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
-        owner = "" if user_id is None else check_id(user_id, "user_id")
-        self._scope = SessionScope(owner, check_id(session_id, "session_id"))
+        self._scope = SessionScope(_owner(user_id), check_id(session_id, "session_id"))
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
         """Return a copy of this history bound to another session, for a factory to hand out."""
@@ -911,12 +787,8 @@ H = TypeVar("H", bound="TurnHistory")
 FUNCTION = "Give a function in place of the factory: lambda session_id, user_id=None: YourHistory(...)"
 
 
-def check_options(kind: type[TurnHistory], options: Mapping[str, Any]) -> None:
-    """Check the names of the options that a `factory` passes on to the constructor.
-
-    Raises:
-        ConfigurationError: An option does not exist, or is an id, which differs from history to history.
-    """
+def check_options(kind: type[TurnHistory], options: Mapping[str, object]) -> None:
+    """Check the names of the options that a `factory` passes on to the constructor; ids differ among histories."""
     for name in ("session_id", "user_id"):
         if name in options:
             msg = (
@@ -958,6 +830,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         self._first = first
         self._make = make  # a subclass's constructor, whose work may depend on the ids; None to copy `first`
         self._store = first._store
+        self._clears_more = overrides(first, "clear") or overrides(first, "aclear")
 
     def __repr__(self) -> str:
         """Show the file, or hosts and collection; no credentials."""
@@ -976,8 +849,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             user_id: The owner; None for apps that do not tell users apart.
 
         Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is empty or malformed.
+            TypeError, ValueError: An id is not a string, empty or malformed.
             ConfigurationError: The constructor of your subclass does not accept these ids, or ignores them.
         """
         if self._make is None:
@@ -1003,9 +875,9 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         return self._store
 
     @property
-    def is_native(self) -> bool:
-        """Whether none of its histories' methods is overridden, so that turns may be moved past them."""
-        return is_native(self._first)
+    def has_overrides(self) -> bool:
+        """Whether a subclass overrides one of LangChain's methods, past which turns must not be moved."""
+        return not is_native(self._first)
 
     def setup(self) -> None:
         """Create tables or indexes now, however large the collection is. Safe to repeat."""
@@ -1056,11 +928,6 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         for session in sessions:
             await self(session.session_id, owner).aclear()
         return _with(sessions, await self._store.arun(self._store.purge(owner)))
-
-    @property
-    def _clears_more(self) -> bool:
-        """Whether a subclass overrides `clear` or `aclear`."""
-        return overrides(self._first, "clear") or overrides(self._first, "aclear")
 
     def close(self) -> None:
         """Close the connections that this factory opened; a client you passed in stays open."""

@@ -92,30 +92,6 @@ class ReadVersion(NamedTuple):
     head: SessionHead | None = None
 
 
-SEEN: dict[str, tuple[str, type]] = {
-    "expected_seq": ("seq", int),
-    "epoch": ("epoch", int),
-    "since": ("read_at", datetime),
-    "head": ("head", SessionHead),
-}
-
-
-def check_read_version(**seen: object) -> None:
-    """Raise unless arguments of `append_turn` have the types of the matching fields of a history view.
-
-    Args:
-        seen: The arguments by name; None for one that was not given.
-
-    Raises:
-        TypeError: One has another type.
-    """
-    for name, value in seen.items():
-        field, kind = SEEN[name]
-        if value is not None and not isinstance(value, kind):
-            msg = f"{name} must be what view().{field} gives, not {describe_value(value)}"
-            raise TypeError(msg)
-
-
 def may_append(head: SessionHead | None, turn: ReadVersion, purged: int, now: datetime) -> bool:
     """Return whether a turn may be stored: not if the session was cleared, or the user purged, since the turn began.
 
@@ -180,7 +156,12 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
         named = counter_name(counter)
         # Stored counts are trusted only if they are well-formed and were counted by the same counter; a name with "<"
         # (`<lambda>`) does not identify one.
-        trusted = row.get("token_counter") == named and "<" not in named and _are_counts(tokens, len(stored))
+        trusted = (
+            row.get("token_counter") == named
+            and "<" not in named
+            and (isinstance(tokens, list) and len(tokens) == len(stored))
+            and all(isinstance(n, int) and n >= 0 for n in tokens)
+        )
         # from the end: a caller that needs only the newest messages of a long row decodes no others
         for i in reversed(range(len(stored))):
             if newest is not None and len(turn.messages) > newest:
@@ -195,10 +176,6 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
         for newest_first in (turn.messages, turn.tokens, turn.problems):
             newest_first.reverse()
     return turn
-
-
-def _are_counts(tokens: Any, size: int) -> bool:
-    return isinstance(tokens, list) and len(tokens) == size and all(isinstance(n, int) and n >= 0 for n in tokens)
 
 
 def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
@@ -324,24 +301,20 @@ class Page(NamedTuple):
     seq: int
     epoch: int
     read_at: datetime | None
-    older: Any | None
+    older: Any
     head: SessionHead | None = None
-
-
-def check_list(messages: object) -> None:
-    """Raise if a single message or a text is passed where a list belongs: iterating it would take it apart."""
-    if isinstance(messages, (BaseMessage, str)):
-        msg = f"messages must be a list of messages, not one {type(messages).__qualname__}: pass a list, [message]"
-        raise TypeError(msg)
 
 
 def prepare_batch(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
     """Validate, identify, encode and count a batch of messages, and split it if it is a long import. No I/O."""
-    check_list(messages)
+    passed: object = messages
+    if isinstance(passed, (BaseMessage, str)):  # iterating it would take it apart
+        msg = f"messages must be a list of messages, not one {type(passed).__qualname__}: pass a list, [message]"
+        raise TypeError(msg)
     given = list(messages)
-    for i, message in enumerate(given):
+    for i, message in enumerate[object](given):
         if not isinstance(message, BaseMessage):
-            way_out = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""  # type: ignore[unreachable]
+            way_out = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""
             raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message{way_out}")
     identified = with_ids(given)
     encoded = encode_messages(identified)

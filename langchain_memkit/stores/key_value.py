@@ -15,22 +15,21 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from langchain_memkit._sync import ClosingMixin
 from langchain_memkit.base import check_id, check_text, describe_value, user_prefix
 from langchain_memkit.errors import MessageEncodeError
-from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
-from langchain_memkit.stores.backend import StoreBackend
+from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value
+from langchain_memkit.stores.backend import UNREADABLE, StoreBackend, encode_exactly
 
 logger = logging.getLogger("langchain_memkit")
 
 MAX_KEY_BYTES = 4096  # two ids of 512 bytes fit: quoting makes up to 3 bytes of each
 PAGE = 1000
 STORED_TYPES = (dict, bytes, Document)
-UNREADABLE = (KeyError, TypeError, ValueError, RecursionError)  # raised when damaged data is decoded
 
 
 class StoredValue(NamedTuple):
     """A value as a backend read it, with its format version; it may be damaged."""
 
-    value: Any
-    version: Any
+    value: object
+    version: object
 
 
 class KeyRange(NamedTuple):
@@ -48,45 +47,17 @@ def check_keys(keys: Iterable[str]) -> list[str]:
     return [check_text(key, "key", MAX_KEY_BYTES) for key in keys]
 
 
-def check_prefix(prefix: str | None) -> str:
-    """Validate a prefix of keys; None becomes an empty string. Raise before any I/O if it is invalid."""
-    return "" if prefix is None else check_text(prefix, "prefix", MAX_KEY_BYTES, least=0)
-
-
-def encode_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Encode values as plain data by key; of a repeated key the last one counts.
-
-    Raises:
-        TypeError: A key is not a string.
-        ValueError: A key is empty or malformed.
-        MessageEncodeError: A value cannot be stored, or would not come back equal.
-    """
-    values: dict[str, Any] = {}
+def encode_pairs(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """Encode values as plain data by key; of a repeated key the last one counts. Raise for what cannot be stored."""
+    values: dict[str, object] = {}
     for key, value in pairs:
         name = check_text(key, "key", MAX_KEY_BYTES)
-        values[name] = _encode(value, f"values[{name!r}]")
+        path = f"values[{name!r}]"
+        if not isinstance(value, STORED_TYPES):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise MessageEncodeError(path, f"is a {kind}, and a store takes dicts, bytes and Documents")
+        values[name] = encode_exactly(value, path)
     return values
-
-
-def _encode(value: Any, path: str) -> Any:
-    if not isinstance(value, STORED_TYPES):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise MessageEncodeError(path, f"is a {kind}, and a store takes dicts, bytes and Documents")
-    encoded, problem = encode_value(value, path), ""
-    back: Any = None
-    try:
-        # decoded and compared before it is stored: a value that changes on the way must be refused now, not found on
-        # reading
-        back = decode_value(encoded)
-    except UNREADABLE as error:
-        problem = f"would be unreadable once stored ({type(error).__name__})"
-    if problem:  # out here, since the other error may quote the value
-        raise MessageEncodeError(path, problem)
-    # For one, a datetime in the hour that clocks repeat in autumn differs from itself in another time zone.
-    if back != value:
-        wrong = [k for k in value if k not in back or back[k] != value[k]] if isinstance(value, dict) else []
-        raise MessageEncodeError(f"{path}[{wrong[0]!r}]" if wrong else path, "would not come back equal")
-    return encoded
 
 
 def decode(key: str, stored: StoredValue) -> Any:
@@ -117,10 +88,7 @@ def range_of(prefix: str) -> KeyRange:
 
 
 def range_after(keys: KeyRange, page: list[str]) -> KeyRange | None:
-    """Return the range after a page; None at the end.
-
-    Keys hold no NUL, so `last + NUL` is the first text after `last`.
-    """
+    """Return the range after a page; None at the end. Keys hold no NUL: `last + NUL` is the first text after `last`."""
     # A damaged key may sort differently from its decoded text; without this check the listing would go in circles.
     if len(page) < PAGE or page[-1] < keys.begin:
         return None
@@ -143,8 +111,10 @@ class KeyValueBackend(StoreBackend, ABC):
     * Keys are ordered by code points, as `sorted` does it, whatever the database's collation.
     * A stored value comes back with the `FORMAT_VERSION` that it was stored with; `StoredValue` may be damaged.
 
-    A failure of the database is raised as `HistoryReadError` or `HistoryWriteError`, without credentials, with the
-    driver's error as its cause.
+    Raises:
+        HistoryReadError: `get` or `page` cannot reach or read the database. The text holds no credentials, and the
+            driver's error is its cause, as below.
+        HistoryWriteError: Another method failed, and may be called again; `maybe_stored` says whether some is stored.
     """
 
     @abstractmethod
@@ -156,13 +126,10 @@ class KeyValueBackend(StoreBackend, ABC):
 
         Returns:
             The stored values by key, without keys that do not exist.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     @abstractmethod
-    async def set(self, values: dict[str, Any]) -> None:
+    async def set(self, values: dict[str, object]) -> None:
         """Store values, each with `FORMAT_VERSION`, in place of those that exist.
 
         Args:
@@ -170,7 +137,6 @@ class KeyValueBackend(StoreBackend, ABC):
 
         Raises:
             MessageTooLargeError: A value is larger than the database takes; nothing was stored.
-            HistoryWriteError: The database failed; `maybe_stored` says whether some may be stored.
         """
 
     @abstractmethod
@@ -179,13 +145,10 @@ class KeyValueBackend(StoreBackend, ABC):
 
         Args:
             keys: Different keys; at least one.
-
-        Raises:
-            HistoryWriteError: The database failed; calling again finishes the work.
         """
 
     @abstractmethod
-    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
+    async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
         """Store values and delete others, only if a key exists from the beginning of the write to its end.
 
         Who deletes `key`, and afterwards lists and deletes what belongs to it, must leave nothing behind: either this
@@ -201,7 +164,6 @@ class KeyValueBackend(StoreBackend, ABC):
 
         Raises:
             MessageTooLargeError: A value is larger than the database takes; nothing was stored.
-            HistoryWriteError: The database failed; calling again is safe.
         """
 
     @abstractmethod
@@ -215,9 +177,6 @@ class KeyValueBackend(StoreBackend, ABC):
         Returns:
             The keys, in order of code points: fewer than `limit` only at the end of the range, and more only by a
             backend that has read all of it anyway.
-
-        Raises:
-            HistoryReadError: The database cannot be reached or read.
         """
 
     @abstractmethod
@@ -229,9 +188,6 @@ class KeyValueBackend(StoreBackend, ABC):
 
         Returns:
             How many keys were deleted.
-
-        Raises:
-            HistoryWriteError: The database failed; calling again finishes the work.
         """
 
 
@@ -240,6 +196,12 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
 
     Args:
         backend: Where the values are kept.
+
+    Raises:
+        TypeError, ValueError: A key, prefix or user id is not a string, empty or malformed; before any I/O.
+        HistoryReadError: The store cannot be reached or read.
+        HistoryWriteError: The store failed. Calling again is safe, and finishes the work; `maybe_stored` says whether
+            the outcome is unknown.
     """
 
     def __init__(self, backend: KeyValueBackend) -> None:
@@ -254,18 +216,6 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
         Returns:
             A value for each key, in their order; None where there is none, or where it cannot be read: that is logged,
             and the stored value stays as it is. Every value is a copy of its own.
-
-        Raises:
-            TypeError: A key is not a string.
-            ValueError: A key is empty or malformed.
-            HistoryReadError: The store cannot be reached or read.
-
-        Example:
-            >>> from langchain_memkit import SQLiteKeyValueStore
-            >>> store = SQLiteKeyValueStore(":memory:")
-            >>> store.mset([("u1/name", {"text": "Nemo"})])
-            >>> store.mget(["u1/name", "u1/age"])
-            [{'text': 'Nemo'}, None]
         """
         return self._backend.run(self._mget(check_keys(keys)))
 
@@ -286,12 +236,8 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
                 bytes, datetimes and documents.
 
         Raises:
-            TypeError: A key is not a string.
-            ValueError: A key is empty or malformed.
             MessageEncodeError: A value would not come back equal; its `path` says which. Nothing was stored.
             MessageTooLargeError: A value is larger than the store accepts. Nothing was stored.
-            HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown. Calling again is
-                safe.
 
         Example:
             >>> from langchain_memkit import SQLiteKeyValueStore
@@ -299,9 +245,6 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
             >>> store.mset([("k", {"n": 1}), ("k", {"n": 2})])
             >>> store.mget(["k"])
             [{'n': 2}]
-            >>> store.mset([("raw", b"0xff")])
-            >>> store.mget(["raw"])
-            [b'0xff']
         """
         if values := encode_pairs(key_value_pairs):
             self._backend.run(self._backend.set(values))
@@ -327,11 +270,7 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
             Whether the key existed; if not, nothing was stored or deleted.
 
         Raises:
-            TypeError: A key is not a string.
-            ValueError: A key is empty or malformed.
-            MessageEncodeError: A value would not come back equal. Nothing was stored.
-            MessageTooLargeError: A value is larger than the store accepts. Nothing was stored.
-            HistoryWriteError: The store failed; calling again is safe.
+            MessageEncodeError, MessageTooLargeError: As `mset`.
 
         Example:
             >>> from langchain_memkit import SQLiteKeyValueStore
@@ -358,19 +297,6 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
 
         Args:
             keys: Keys in any order; duplicates are allowed.
-
-        Raises:
-            TypeError: A key is not a string.
-            ValueError: A key is empty or malformed.
-            HistoryWriteError: The store failed; calling again finishes the work.
-
-        Example:
-            >>> from langchain_memkit import SQLiteKeyValueStore
-            >>> store = SQLiteKeyValueStore(":memory:")
-            >>> store.mset([("a", {}), ("b", {})])
-            >>> store.mdelete(["a", "never there"])
-            >>> list(store.yield_keys())
-            ['b']
         """
         if names := list(dict.fromkeys(check_keys(keys))):
             self._backend.run(self._backend.delete(names))
@@ -388,21 +314,8 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
 
         Returns:
             An iterator of keys in order of their code points. Keys stored or deleted meanwhile may be included or not.
-
-        Raises:
-            TypeError: The prefix is not a string.
-            ValueError: The prefix is malformed.
-            HistoryReadError: The store cannot be reached or read.
-
-        Example:
-            >>> from langchain_memkit import SQLiteKeyValueStore
-            >>> from langchain_memkit.base import user_prefix
-            >>> store = SQLiteKeyValueStore(":memory:")
-            >>> store.mset([(user_prefix(user) + "name", {}) for user in ("a", "a/b", "ab")])
-            >>> list(store.yield_keys(prefix=user_prefix("a")))
-            ['a/name']
         """
-        return self._keys(range_of(check_prefix(prefix)))
+        return self._keys(range_of(check_text("" if prefix is None else prefix, "prefix", MAX_KEY_BYTES, least=0)))
 
     def _keys(self, keys: KeyRange | None) -> Generator[str, None, None]:
         while keys:
@@ -412,7 +325,7 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
 
     def ayield_keys(self, *, prefix: str | None = None) -> AsyncGenerator[str, None]:
         """Run `yield_keys` asynchronously."""
-        return self._akeys(range_of(check_prefix(prefix)))
+        return self._akeys(range_of(check_text("" if prefix is None else prefix, "prefix", MAX_KEY_BYTES, least=0)))
 
     async def _akeys(self, keys: KeyRange | None) -> AsyncGenerator[str, None]:
         while keys:
@@ -429,19 +342,6 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
 
         Returns:
             `{"keys": n}`: the number of keys deleted.
-
-        Raises:
-            TypeError: `user_id` is not a string.
-            ValueError: `user_id` is not a valid id.
-            HistoryWriteError: The store failed; calling again finishes the work.
-
-        Example:
-            >>> from langchain_memkit import SQLiteKeyValueStore
-            >>> from langchain_memkit.base import user_prefix
-            >>> store = SQLiteKeyValueStore(":memory:")
-            >>> store.mset([(user_prefix(user) + "name", {}) for user in ("u1", "u2")])
-            >>> store.purge("u1"), list(store.yield_keys())
-            ({'keys': 1}, ['u2/name'])
         """
         return self._backend.run(self._purge(check_id(user_id, "user_id")))
 

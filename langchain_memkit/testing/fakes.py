@@ -23,98 +23,15 @@ from pydantic import Field
 
 from langchain_memkit.messages.tokens import approximate_tokens
 
-__all__ = ["FakeChatModel", "FrozenClock", "Scribe", "marked", "marks", "talk"]
-
-
-class Scribe(BaseChatModel):
-    """Chat model that answers with the facts (`FACT` and a word) in its prompt, and a number of filler words.
-
-    Attributes:
-        words: Number of filler words in each summary.
-        fail_on: Numbers of the calls that raise, from 1.
-        say: A fixed answer, if set.
-        delay: Seconds for one call.
-        gate: Called in each call, before it answers.
-        prompts: The prompts of all calls.
-        styles: `"sync"` or `"async"` for each call.
-    """
-
-    words: int = 0
-    fail_on: Sequence[int] = ()
-    say: str | None = None
-    delay: float = 0.0
-    gate: Callable[[], object] | None = None
-    prompts: list[str] = Field(default_factory=list)
-    styles: list[str] = Field(default_factory=list)
-
-    @property
-    def _llm_type(self) -> str:
-        return "memkit-scribe"
-
-    @property
-    def seen(self) -> list[int]:
-        """Numbers of all messages that it was to summarize, call by call."""
-        return [mark for prompt in self.prompts for mark in marks(prompt.split("<messages>")[-1])]
-
-    def _answer(self, messages: list[BaseMessage], style: str) -> ChatResult:
-        prompt = "\n".join(message.text for message in messages)
-        self.prompts.append(prompt)
-        self.styles.append(style)
-        if self.gate:
-            self.gate()
-        if len(self.prompts) in self.fail_on:
-            raise ConnectionError("the model is away")
-        facts = sorted(set(re.findall(r"FACT \w+", prompt)))
-        text = f"Summary {len(self.prompts)}. {' '.join(facts)} {'blah ' * self.words}"
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(text if self.say is None else self.say))])
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        time.sleep(self.delay)
-        return self._answer(messages, "sync")
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        await asyncio.sleep(self.delay)
-        return self._answer(messages, "async")
-
-
-def marked(i: int, text: str = "") -> str:
-    """Return text that carries a number."""
-    return f"[#{i}] {text}".strip()
-
-
-def marks(text: str) -> list[int]:
-    """Return the numbers in a text."""
-    return [int(mark) for mark in re.findall(r"\[#(\d+)\]", text)]
-
-
-def talk(n: int, words: int = 10, first: int = 0) -> list[BaseMessage]:
-    """Make `n` messages, questions and answers in turn, each with its number; the very first one holds `FACT Nemo`."""
-    kinds = (HumanMessage, AIMessage)
-    fact = ["FACT Nemo "] + [""] * (first + n)
-    return [kinds[i % 2](marked(i, fact[i] + "word " * words)) for i in range(first, first + n)]
-
+__all__ = ["FakeChatModel", "FrozenClock"]
 
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
         """
-        a an and are as at be been but by can could did do does for from had
-        has have he her his how i in is it its me my of on or our she
-        so tell that the their them they this to us was we were what when where which who
-        whom whose why will with would you your about again please know remember said say told
-        d ll m re s t ve
+        a an and are as at be been but by can could did do does for from had has have he her his how i in is it its me
+        my of on or our she so tell that the their them they this to us was we were what when where which who whom whose
+        why will with would you your about again please know remember said say told d ll m re s t ve
         """,
     )
 )
@@ -167,10 +84,10 @@ class FakeChatModel(BaseChatModel):
 
     def bind_tools(
         self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        tools: Sequence[dict[str, Any] | type | Callable[..., object] | BaseTool],
         *,
         tool_choice: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Bind tools as an agent does; they are called only where `responses` say so."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
@@ -181,7 +98,7 @@ class FakeChatModel(BaseChatModel):
             return super().get_num_tokens(text)
         return approximate_tokens([HumanMessage(text)])
 
-    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[object] | None = None) -> int:
         """Estimate the tokens of messages, or count with `custom_get_token_ids`; tools are not counted."""
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages)
@@ -225,7 +142,7 @@ class FakeChatModel(BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ChatResult:
         answer = self._message(messages)
         if self.error is not None:
@@ -237,7 +154,7 @@ class FakeChatModel(BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Iterator[ChatGenerationChunk]:
         for chunk in self._pieces(messages):
             time.sleep(self.delay)
@@ -250,7 +167,7 @@ class FakeChatModel(BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> AsyncIterator[ChatGenerationChunk]:
         for chunk in self._pieces(messages):
             await asyncio.sleep(self.delay)

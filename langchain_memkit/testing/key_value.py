@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 
-from langchain_memkit.base import apurge_user, purge_user, user_prefix
+from langchain_memkit.base import user_prefix
 from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.properties import SETTINGS, keys, values
@@ -34,8 +33,6 @@ __all__ = ["KeyValueStoreContract"]
 
 MakeStore: TypeAlias = Callable[[], Any]
 
-HOSTILE_KEYS = [{"$ne": None}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
-BAD_KEYS = ["", "a\x00b", "\ud800", "x" * 4097, "é" * 2049]
 UNUSUAL_KEYS = ["$ne", '{"$gt": ""}', "a.b", "a%", "a_", "' OR 1=1 --", "^a.*", "日本", "🐠", "\U0010ffff", "\uffff"]
 EDGES = ["a", "a\ud7ff", "a\ue000", "a\uffff", "a\U00010000", "a\U0010ffff", "a\U0010ffff\U0010ffff", "b", "A", "é"]
 VALUE: dict[str, Any] = {
@@ -45,7 +42,8 @@ VALUE: dict[str, Any] = {
     "odd": {7: ("a", {"b"}, b"\xff"), "lone": "\ud83d"},
     "at": datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
 }
-NESTINGS: dict[str, Callable[[Any], Any]] = {
+Wrap: TypeAlias = Callable[[object], object]
+NESTINGS: dict[str, Wrap] = {
     "dict": lambda value: {"d": value},
     "int key": lambda value: {1: value},
     "list": lambda value: {"d": [value]},
@@ -58,8 +56,6 @@ operations = st.lists(
     | st.tuples(st.just("yield_keys"), st.sampled_from(["", "a", "c", *EDGES])),
     max_size=12,
 )
-
-
 DOCUMENTS = [
     Document("Nemo is a fish. 🐠\x00\ud83d", id="1", metadata={"n": 1, "at": VALUE["at"], "a.b": {"$gt": (1, b"2")}}),
     Document("", metadata={}),
@@ -73,11 +69,6 @@ class KeyValueStoreContract(BothStyles):
 
     Give it a `make_store` fixture: `make_store()` returns a new store object over one place per test.
     """
-
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        """Return a function without arguments that opens the store; override it."""
-        raise RuntimeError("give the contract a `make_store` fixture")
 
     def test_starts_empty(self, make_store: MakeStore, call: Call) -> None:
         """A new store is empty, and calls without work are no errors."""
@@ -98,17 +89,6 @@ class KeyValueStoreContract(BothStyles):
         assert call(store, "mget", ["k"]) == [VALUE]
         (value,) = call(store, "mget", ["k"])
         assert [type(n) for n in value["n"]] == [type(n) for n in VALUE["n"]]
-
-    def test_context_managers(self, make_store: MakeStore) -> None:
-        """A store closes with its block, in both styles."""
-
-        async def inside() -> Any:
-            async with make_store() as store:
-                return await store.amget(["k"])
-
-        with make_store() as store:
-            store.mset([("k", {"n": 1})])
-        assert asyncio.run(inside()) == [{"n": 1}]
 
     def test_repeated_keys(self, make_store: MakeStore, call: Call) -> None:
         """Repeated keys behave as in a dict: the last value is stored whole, and each requested key is answered."""
@@ -132,7 +112,7 @@ class KeyValueStoreContract(BothStyles):
     def test_bytes_and_documents(self, make_store: MakeStore, call: Call) -> None:
         """Bytes and Documents come back equal and of the same type, next to dicts that look like them."""
         store = make_store()
-        given_values: list[Any] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
+        given_values: list[object] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
         pairs = [(str(i), value) for i, value in enumerate(given_values)]
         call(store, "mset", pairs)
         got = call(make_store(), "mget", [key for key, _ in pairs])
@@ -141,34 +121,12 @@ class KeyValueStoreContract(BothStyles):
         call(store, "mset", [("0", {"n": 1})])
         assert call(store, "mget", ["0"]) == [{"n": 1}]
 
-    def test_refusals(self, make_store: MakeStore, call: Call) -> None:
-        """A value that would not come back equal is refused with its path, and its whole call with it."""
-        store = make_store()
-        cases = [
-            ({"a": [1, float("nan")]}, "values['k']['a'][1]"),
-            ({"a": {"b": object()}}, "values['k']['a']['b']"),
-            ({"a": lambda: 1}, "values['k']['a']"),
-            ("text", "values['k']"),
-            (bytearray(b"a"), "values['k']"),
-            (Document("a", metadata={"n": float("nan")}), "values['k']['metadata']['n']"),
-            (type("Mine", (Document,), {})("a"), "values['k']"),
-            (type("Mine", (bytes,), {})(b"a"), "values['k']"),
-            ([("a", 1)], "values['k']"),
-            (None, "values['k']"),
-        ]
-        for bad, path in cases:
-            with pytest.raises(MessageEncodeError) as raised:
-                call(store, "mset", [("good", {}), ("k", bad)])
-            assert raised.value.path == path
-            assert str(raised.value).endswith("Nothing was stored. Convert or drop it before you store it.")
-        assert call(store, "yield_keys") == []
-
     @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
-    def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Callable[[Any], Any]) -> None:
+    def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Wrap) -> None:
         """Every accepted nesting comes back: no store has a lower limit than the refusal."""
         store = make_store()
 
-        def deeper(depth: int, value: Any) -> None:
+        def deeper(depth: int, value: object) -> None:
             store.mset([(f"{depth:02}", value)])
             assert store.mget([f"{depth:02}"]) == [value]
             deeper(depth + 1, wrap(value))
@@ -177,35 +135,8 @@ class KeyValueStoreContract(BothStyles):
             deeper(1, wrap({}))
         assert len(list(store.yield_keys())) > 15
 
-    @pytest.mark.parametrize("bad", HOSTILE_KEYS, ids=repr)
-    def test_keys_must_be_strings(self, make_store: MakeStore, call: Call, bad: Any) -> None:
-        """Anything but a string is a TypeError before any I/O: operators never reach a filter."""
-        store = make_store()
-        for name, argument in (("mget", ["k", bad]), ("mdelete", ["k", bad]), ("mset", [("k", {}), (bad, {})])):
-            with pytest.raises(TypeError):
-                call(store, name, argument)
-        with pytest.raises(TypeError):
-            call(store, "purge", bad)
-        if bad is not None:
-            with pytest.raises(TypeError):
-                call(store, "yield_keys", prefix=bad)
-        with pytest.raises(TypeError):
-            call(store, "mget", "letters are no keys")
-        assert call(store, "yield_keys") == []
-
-    @pytest.mark.parametrize("bad", BAD_KEYS, ids=lambda bad: repr(bad[:4]))
-    def test_malformed_keys(self, make_store: MakeStore, call: Call, bad: str) -> None:
-        """Empty, too long, NUL and lone surrogates are a ValueError; an empty prefix is every key."""
-        store = make_store()
-        for name, argument in (("mget", [bad]), ("mdelete", [bad]), ("mset", [(bad, {})]), ("purge", bad)):
-            with pytest.raises(ValueError, match=r"key|user_id"):
-                call(store, name, argument)
-        if bad:
-            with pytest.raises(ValueError, match="prefix"):
-                call(store, "yield_keys", prefix=bad)
-
     def test_unusual_keys(self, make_store: MakeStore, call: Call) -> None:
-        """Any text is a key, and two quoted ids of any kind fit into one: operators and wildcards are plain text."""
+        """Every text is a key, and two quoted ids of any kind fit into one: operators and wildcards are plain text."""
         store, odd = make_store(), [*UNUSUAL_KEYS, "x" * 4096, user_prefix("é" * 256) + user_prefix("\x7f" * 512)]
         call(store, "mset", [(key, {"key": key}) for key in odd])
         assert call(store, "mget", odd) == [{"key": key} for key in odd]
@@ -248,13 +179,6 @@ class KeyValueStoreContract(BothStyles):
             left = [key for keys in mine.values() for key in keys]
             assert call(store, "yield_keys") == sorted([*left, "/nobody's", "a"])
 
-    def test_is_a_part_of_purge_user(self, make_store: MakeStore) -> None:
-        """`purge_user` and its twin take a store."""
-        store = make_store()
-        store.mset([("u1/a", {}), ("u2/a", {})])
-        assert purge_user("u1", store) == [{"keys": 1}]
-        assert asyncio.run(apurge_user("u2", store)) == [{"keys": 1}]
-
     def test_writers_at_once(self, make_store: MakeStore) -> None:
         """Parallel writers lose nothing; a shared key holds the complete value of one of them."""
 
@@ -276,7 +200,7 @@ class KeyValueStoreContract(BothStyles):
 
         @settings(SETTINGS, max_examples=300)
         @given(st.dictionaries(keys, values, max_size=3))
-        def check(value: dict[Any, Any]) -> None:
+        def check(value: dict[object, object]) -> None:
             nonlocal accepted
             key = str(uuid4())
             try:
@@ -298,7 +222,7 @@ class KeyValueStoreContract(BothStyles):
         @given(operations)
         def check(steps: list[tuple[str, Any]]) -> None:
             call(store, "mdelete", EDGES)
-            model: dict[str, Any] = {}
+            model: dict[str, object] = {}
             for name, argument in steps:
                 listing = name == "yield_keys"
                 got = call(store, name, prefix=argument) if listing else call(store, name, argument)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
@@ -87,11 +86,6 @@ class LangChainHistoryContract(BothStyles):
     `make_history(session_id, user_id=None)` returns a new history object over one store per test.
     """
 
-    @pytest.fixture
-    def make_history(self) -> MakeHistory:
-        """Return a function of (session_id, user_id=None) that opens the history; override it."""
-        raise RuntimeError("give the contract a `make_history` fixture")
-
     def test_starts_empty(self, make_history: MakeHistory, call: Call) -> None:
         """A new session has no messages."""
         assert call(make_history("s1"), "messages") == []
@@ -160,7 +154,7 @@ class LangChainHistoryContract(BothStyles):
         assert [m.content for m in call(history, "messages")] == odd
 
     def test_unusual_session_ids(self, make_history: MakeHistory, call: Call) -> None:
-        """Any text is a session id: operators, quotes, wildcards and other scripts are plain text."""
+        """Every text is a session id: operators, quotes, wildcards and other scripts are plain text."""
         ids = ["$ne", '{"$gt": ""}', "a.b", "a%", "a_", "' OR 1=1 --", "日本", "x" * 512]
         for session in ids:
             call(make_history(session), "add_messages", [HumanMessage(session)])

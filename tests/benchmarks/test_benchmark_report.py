@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import overview
-from benchmarks.overview_plots import plots
-from benchmarks.report import environment
+from benchmarks.common import environment
+from benchmarks.plots import plots
 
 DESCRIPTION = ".//{http://purl.org/dc/elements/1.1/}description"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_memkit.testing import local_mongodb
+from tools.local_mongodb import local_mongodb
 
 
 @pytest.fixture(scope="session")

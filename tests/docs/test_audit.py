@@ -99,7 +99,6 @@ def test_findings(audit: ModuleType) -> None:
     assert list(audit.findings([bad], [("extra x", Requirement("some-package>=2"))], lambda name: "2.0")) == []
     installed = list(audit.findings([excused], wide, {"some-package": "1.9"}.get))
     assert [line.partition(":")[0] for line in installed] == ["installed"]
-    assert list(audit.excuses([bad, excused], wide)) == ["admitted: some-package with CVE-1, since we do not use it"]
 
 
 @pytest.mark.parametrize(
@@ -122,18 +121,3 @@ def test_the_committed_list(audit: ModuleType) -> None:
     assert list(audit.findings(known, [])) == []
     where = [name for name, _ in audit.admitted()]
     assert {"dependencies", "extra mongodb", "extra agents"} <= set(where)
-
-
-def test_pip_audit_says(audit: ModuleType) -> None:
-    """Its advisories are findings, but for those that the list gives a reason for, by id or alias, for that package."""
-    excused = advisory(audit, "<2", package="a", aliases=["GHSA-1"], unaffected="so")
-    vuln = {"id": "PYSEC-1", "aliases": ["GHSA-1"], "fix_versions": ["2"], "description": "many\nwords"}
-    said = [
-        {"name": "A", "version": "1", "vulns": [vuln, {**vuln, "aliases": []}]},
-        {"name": "b", "version": "3", "vulns": [vuln]},
-        {"name": "c", "skip_reason": "not found"},
-    ]
-    assert list(audit.unexcused(said, [excused])) == [
-        "pip-audit: a 1: PYSEC-1 (fixed in 2): many words",
-        "pip-audit: b 3: PYSEC-1 (fixed in 2): many words",
-    ]

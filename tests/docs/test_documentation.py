@@ -111,7 +111,6 @@ def test_both_sides_of_differences_answer_alike(tmp_path: Path, monkeypatch: pyt
     ("page", "suite"),
     [
         ("backends.md", "TestDictHistory"),
-        ("backends.md", "TestDictTurns"),
         ("backends.md", "TestDictKeyValues"),
         ("backends.md", "TestWholeHistory"),
         ("memories.md", "TestRemarks"),
@@ -198,7 +197,7 @@ def test_docstring_examples(name: str, standalone: Any, tmp_path: Path, monkeypa
     module = importlib.import_module(name)
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
-    if not name.startswith(("langchain_memkit.backends.mongodb", "langchain_memkit.testing.mongod")):
+    if not name.startswith("langchain_memkit.backends.mongodb"):
         return
     for _, item in inspect.getmembers(module, lambda o: inspect.isclass(o) and o.__module__ == name):
         members = [m for _, m in inspect.getmembers(item, callable)]

@@ -23,7 +23,7 @@ from langchain_openai import ChatOpenAI
 from pymongo import MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.testing import local_mongodb
+from tools.local_mongodb import local_mongodb
 
 HERE = Path(__file__).resolve().parent
 MAX_TOKENS = 24

@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 from pymongo import MongoClient
 
-from langchain_memkit.testing import local_mongodb
+from tools.local_mongodb import local_mongodb
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))  # --import-mode=importlib puts no folder of tests there
@@ -71,9 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = []
     for item in [i for i in items if HERE in i.path.parents]:
         mark = item.get_closest_marker("gate")
-        assert mark, f"{item.nodeid} names no row: @pytest.mark.gate('R2')"
-        assert mark.args[0] in BOUNDS, f"{item.nodeid} names a row that the gate does not have"
-        item.user_properties.append(("gate_row", mark.args[0]))
+        assert mark, f"{item.nodeid} names no row: @pytest.mark.gate(row=2)"
+        row = f"R{mark.kwargs['row']}"
+        assert row in BOUNDS, f"{item.nodeid} names a row that the gate does not have"
+        item.user_properties.append(("gate_row", row))
         kind = item.callspec.params.get("place", "standalone") if hasattr(item, "callspec") else "standalone"
         if system.name == "peer":
             if kind not in system.stores or mark.kwargs.get("memkit_only"):

@@ -1,4 +1,4 @@
-"""R16: 100,000 messages of langchain-mongodb move to ours and back."""
+"""100,000 messages of langchain-mongodb move to ours and back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def seconds(source: Any, target: Any, sessions: int = SESSIONS) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.gate("R16", memkit_only=True, limit=240)
+@pytest.mark.gate(row=16, memkit_only=True, limit=240)
 @pytest.mark.parametrize("place", ["standalone"], indirect=True)
 def test_there_and_back(place: Place, collection: Any, system: Any, figure: Any) -> None:
     """Every message arrives in its place, there and back, where the real peer reads it; doing it again adds nothing."""

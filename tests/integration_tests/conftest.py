@@ -10,9 +10,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
-from langchain_memkit.testing import local_mongodb
-from langchain_memkit.testing._mongod import Node, find_mongod, guarded
-from langchain_memkit.testing.mongod import OPTIONS
+from tools.local_mongodb import OPTIONS, Node, find_mongod, guarded, local_mongodb
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

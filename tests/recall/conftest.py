@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.recall_data import RecallSet, recall_set
+from benchmarks.dialogues import RecallSet, recall_set
 from benchmarks.recall_floors import Kept, kept
 
 

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from benchmarks.recall_data import Dialogue, recall_set
+from benchmarks.dialogues import Dialogue, recall_set
 from langchain_memkit import (
     ComposedMemory,
     SQLiteChatMessageHistory,
@@ -45,11 +45,7 @@ def filled(store: Any, dialogue: Dialogue, **options: Any) -> Callable[..., Vect
     """Saves a conversation and returns what makes memories of its user."""
     factory = VectorMemory.factory(store, **options)
     for said in dialogue.rounds():
-        kinds = (HumanMessage if one.speaker == dialogue.user else AIMessage for one in said)
-        messages: list[BaseMessage] = [
-            kind(m.text, name=m.speaker, id=m.id) for kind, m in zip(kinds, said, strict=True)
-        ]
-        factory(said[0].session, "u1").save(messages)
+        factory(said[0].session, "u1").save(dialogue.messages(said))
     return lambda **more: VectorMemory(store, "q", user_id="u1", **{**options, **more})
 
 
@@ -95,7 +91,7 @@ def test_a_failed_embedder_leaves_the_words(friends: Dialogue, monkeypatch: pyte
         msg = "down"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(store, "embed_query", down)
+    monkeypatch.setattr(store.records, "embed_query", down)
     assert [text for text in UNRELATED if make().load(text)] == []
     possible = [question.text for question in friends.questions if make(floor=None).load(question.text)]
     assert len(possible) > 0.9 * len(friends.questions)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from langchain_memkit.testing import local_mongodb
+from tools.local_mongodb import local_mongodb
 
 sys.path.append(str(Path(__file__).resolve().parent))  # --import-mode=importlib puts no folder of tests there
 

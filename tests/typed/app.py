@@ -76,7 +76,6 @@ from langchain_memkit.testing import (
     FrozenClock,
     KeyValueStoreContract,
     MemoryContract,
-    local_mongodb,
 )
 
 URI = "mongodb://localhost:27017"
@@ -323,5 +322,3 @@ def fakes() -> None:
     assert_type(scripted.bind_tools([print]).invoke("hi"), AIMessage)
     assert_type(scripted.get_num_tokens_from_messages([HumanMessage("hi")]), int)
     assert_type(FrozenClock()(), datetime)
-    with local_mongodb() as server:
-        assert_type(server.uri, str)

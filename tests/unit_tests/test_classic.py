@@ -282,9 +282,9 @@ def test_what_is_no_answer_is_refused() -> None:
 
 def test_only_a_memory_is_taken() -> None:
     """A factory or a history in its place is an error that says so."""
-    with pytest.raises(ConfigurationError, match=r"not function; call the factory"):
+    with pytest.raises(ValueError, match="instance of Memory"):
         as_classic_memory(lambda session_id: Notes())  # type: ignore[arg-type, return-value]
-    with pytest.raises(ConfigurationError, match=r"not SQLiteChatMessageHistory$"):
+    with pytest.raises(ValueError, match="instance of Memory"):
         as_classic_memory(SQLiteChatMessageHistory(":memory:", "s1"))  # type: ignore[arg-type]
 
 

@@ -27,6 +27,7 @@ from langchain_memkit import (
     create_history_preprocessor,
     create_runnable_with_message_history,
 )
+from langchain_memkit._sync import drive
 from langchain_memkit.backends.mongodb.layouts import row_text
 from langchain_memkit.errors import MemkitError, MemoryWriteError
 from langchain_memkit.messages.codec import decode_legacy_message, decode_message
@@ -72,7 +73,7 @@ def test_values_that_are_not_stored(provoked: Provoked) -> None:
     for _ in range(70):
         deep = [deep, SAID]
     moment = type(SAID, (str,), {})(SAID)  # a class that is named by what was said is no case
-    values = [object(), float("nan"), 10**5000, deep, {SAID, object}, [SAID, lambda: moment], {1: {"k": print}}]
+    values = [object(), float("nan"), deep, {SAID, object}, [SAID, lambda: moment], {1: {"k": print}}]
     history = SQLiteChatMessageHistory(":memory:", "s1")
     for value in values:
         beside = {"said": SAID, "value": value}
@@ -192,15 +193,17 @@ def test_refusing_file(tmp_path: Path, provoked: Provoked) -> None:
 def test_values_and_vectors_that_are_not_stored(provoked: Provoked) -> None:
     """What a key-value store and a vector store refuse."""
     keys, vectors = SQLiteKeyValueStore(":memory:"), SQLiteVectorStore(":memory:", EMBEDDING)
-    for value in (object(), float("nan"), 10**5000, [SAID, object()]):
+    for value in (object(), float("nan"), [SAID, object()]):
         provoked(lambda value=value: keys.mset([("k", {"said": SAID, "value": value})]))  # type: ignore[misc]  # bound now
         provoked(lambda value=value: keys.amset([("k", {"said": SAID, "value": value})]))  # type: ignore[misc]  # as above
         document = Document(SAID, metadata={"said": SAID, "value": value})
         provoked(lambda d=document: vectors.add_documents([d]))  # type: ignore[misc]  # as above
     provoked(lambda: keys.mset([("k", SAID)]))  # type: ignore[list-item]  # on purpose
     for metadata in ({"position": SAID}, {"created_at": SAID}, {"importance": SAID}, {"messages": [{"said": SAID}]}):
-        document = Document(SAID, metadata={"said_before": SAID, **metadata})
-        provoked(lambda d=document: vectors.write([d], "u1", "s1"))  # type: ignore[misc,attr-defined]  # as above
+        known = {"user_id": "u1", "session_id": "s1", "said_before": SAID, **metadata}
+        document = Document(SAID, id="1", metadata=known)
+        flow = vectors.records.write("u1", "s1", "g1", [document], [None])
+        provoked(lambda flow=flow: drive(flow))  # type: ignore[misc]  # as above
 
 
 def test_entries(tmp_path: Path, provoked: Provoked) -> None:

@@ -98,7 +98,7 @@ def test_rag_nested(histories: Any) -> None:
     find: Any = RunnableLambda(lambda question: [FERRY])
     inner = CondenseQuestionRetriever(retriever=find, history=past, mode="weighted")
     rewriter: Any = RunnableLambda(lambda messages: AIMessage("When does it get there?"))
-    outer = CondenseQuestionRetriever(retriever=inner, llm=rewriter, check=None)
+    outer = CondenseQuestionRetriever(retriever=inner, llm=rewriter)
     rag = create_conversational_rag_chain(model, outer, histories)
     rag.invoke({"input": "When does the ferry to Skye leave?"}, S1)
     seen = explain_turn(rag, {"input": "And when does it arrive?"}, S1)

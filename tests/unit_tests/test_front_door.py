@@ -133,8 +133,8 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "mongodb, an option": (lambda: MongoDBChatMessageHistory.factory(URI, tttl=60), "tttl; did you mean 'ttl'?"),
     "retriever": (
-        lambda: CondenseQuestionRetriever(retriever=lambda q: [], fuse_orginal=True),
-        "fuse_orginal; did you mean 'fuse_original'?",
+        lambda: CondenseQuestionRetriever(retriever=lambda q: [], skip_anwered=True),
+        "skip_anwered; did you mean 'skip_answered'?",
     ),
 }
 

@@ -69,4 +69,4 @@ def test_an_entity_memory_in_a_forked_worker() -> None:
         memory.save([HumanMessage("Nemo sleeps.", id="2")])
         assert len(memory.entities()[0].facts) == 2
 
-    assert while_held(memory._core.shelf.lock, work) == 0
+    assert while_held(memory._core.lock, work) == 0

@@ -148,12 +148,16 @@ def test_gate_hears_only_the_user(call: Call) -> None:
     """A gate of the app's is given the same turns."""
     heard: list[Any] = []
 
-    def gate(question: str, history: Any) -> bool:
-        heard.extend(history)
-        return True
+    class Gated(CondenseQuestionRetriever):
+        """A gate of the application's."""
+
+        def stands_alone(self, question: str, history: Any) -> tuple[bool, str]:
+            """Let it pass."""
+            heard.extend(history)
+            return True, "always"
 
     found = InMemoryVectorStore.from_documents([Document("Oslo is in Norway.")], WordLlamaEmbeddings()).as_retriever()
-    retriever = CondenseQuestionRetriever(retriever=found, llm=FakeChatModel(), gate=gate)
+    retriever = Gated(retriever=found, llm=FakeChatModel())
     call(retriever, "invoke", {"input": "Where is it?", "chat_history": TALK})
     assert heard == [("Harrison lives in Oslo.", "Good.")]
 

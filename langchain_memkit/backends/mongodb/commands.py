@@ -3,105 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import pymongo
 from bson import CodecOptions, DatetimeConversion
 from bson.errors import InvalidDocument
-from pymongo.errors import (
-    BulkWriteError,
-    ConnectionFailure,
-    DocumentTooLarge,
-    InvalidOperation,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-)
+from pymongo import DeleteMany, IndexModel, MongoClient, ReplaceOne, UpdateOne
+from pymongo import errors as driver
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
+from pymongo.results import BulkWriteResult
 from pymongo.write_concern import WriteConcern
 
-from langchain_memkit._sync import Flow, Operation, adrive, drive, drive_in_thread
-from langchain_memkit.backends.mongodb.clients import Clients, redact
+from langchain_memkit._sync import Flow, Step, drive_in_thread
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact
 from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.base import Now, TokenCounter, check_seconds
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryReadError,
-    HistoryWriteError,
-    MemkitError,
-    MessageTooLargeError,
-)
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
+from langchain_memkit.stores.backend import StoreBackend
 from langchain_memkit.stores.history_rows import Batch
 
 T = TypeVar("T")
+Operations: TypeAlias = DeleteMany | ReplaceOne[Any] | UpdateOne
 
-CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+CODEC: CodecOptions[BsonDict] = CodecOptions(
     tz_aware=True,
     tzinfo=UTC,
     unicode_decode_error_handler="replace",  # one damaged string must not hide a session
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
+NOT_ALLOWED_CODES = (13, 8000)
 DUPLICATE_KEY = 11000
 LEAST = 0.05  # seconds before a deadline in which no new try begins, because the driver would overrun it
+BATCH = 500  # documents in one command
+MAX_AUTO_INDEX = 100_000  # documents of a collection that is indexed without being asked
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
-TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 
 
-@dataclass(slots=True)
-class Command(Operation[Any]):
-    """One command: `function(collection)` for a sync or an async collection, with its time limit in seconds."""
-
-    function: Callable[[Any], Any]
-    timeout: float | None
+def pause(seconds: float) -> Step[None]:
+    """Return a wait, as a step of a flow."""
+    return Step(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))
 
 
 def jitter(longest: float) -> float:
-    """Draw the seconds to wait before the next try, from a fifth of `longest` up to it, so that writers spread out."""
+    """Return from a fifth of `longest` seconds up to it, so that writers spread out."""
     return random.uniform(longest / 5, longest)  # noqa: S311  # no secret
 
 
-@dataclass(slots=True)
-class Pause(Operation[None]):
-    """A wait before the next try, in seconds."""
-
-    seconds: float
-
-
-def next_try(deadline: float, longest: float = 0.25) -> Pause | None:
-    """Return the pause before the next try, at most half of the time that is left; None if the deadline is too near.
-
-    Args:
-        deadline: By `time.monotonic()`, in seconds.
-        longest: Upper limit of the pause in seconds.
-    """
+def next_try(deadline: float, longest: float = 0.25) -> Step[None] | None:
+    """Return the pause before the next try, at most half of the time that is left; None if the deadline is too near."""
     left = deadline - time.monotonic()
-    return Pause(min(jitter(longest), left / 2)) if left > LEAST else None
+    return pause(min(jitter(longest), left / 2)) if left > LEAST else None
+
+
+def left_until(deadline: float) -> float:
+    """Return the seconds until a deadline by `time.monotonic()`, at least 0.1."""
+    return max(deadline - time.monotonic(), 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionRef:
-    """The collection of a store, and the time limits of commands on it.
-
-    Attributes:
-        names: Database and collection.
-        timeout: Seconds within which reads and the first use fail.
-        save_timeout: Seconds for which a write is retried on a server that was reached before.
-    """
+    """The collection of a store, with the time limits of commands on it in seconds."""
 
     names: tuple[str, str]  # database, collection
-    timeout: float
-    save_timeout: float
+    timeout: float  # for reads and the first use
+    save_timeout: float  # for which a write is retried on a server that was reached before
+    create_index: bool = True
 
     def __post_init__(self) -> None:
-        given: tuple[Any, Any] = self.names
-        for name, argument, refused in zip(given, ("database_name", "collection_name"), NOT_IN_NAMES, strict=True):
+        names: tuple[object, object] = self.names
+        for name, argument, refused in zip(names, ("database_name", "collection_name"), NOT_IN_NAMES, strict=True):
             if not isinstance(name, str) or not name or not refused.isdisjoint(name):
                 # Never quote the value: a connection string passed as the wrong argument holds a password.
                 msg = f"{argument} must be a str without any of {' '.join(sorted(map(repr, refused)))}"
@@ -116,15 +100,15 @@ class Settings(CollectionRef):
 
     legacy_keys: tuple[str, str]  # session_id_key, history_key
     user_id_key: str  # of layout "qa"
-    create_index: bool
-    index_kwargs: Mapping[str, Any]
+    index_kwargs: Mapping[str, Any] = field(compare=False)
     ttl: float | None
-    token_counter: TokenCounter | None
-    now: Now
+    token_counter: TokenCounter | None = field(compare=False)
+    now: Now = field(compare=False)
 
 
-_reached: set[Any] = set()
-_clocks: dict[Any, float] = {}  # per server: its Unix time in seconds, minus our monotonic clock
+_reached: set[object] = set()
+_indexed: set[object] = set()
+_clocks: dict[object, float] = {}  # of a server: its Unix time in seconds, minus our monotonic clock
 
 
 class DuplicateKey(Exception):  # noqa: N818  # never leaves the flows
@@ -134,14 +118,11 @@ class DuplicateKey(Exception):  # noqa: N818  # never leaves the flows
 S = TypeVar("S", bound=CollectionRef)
 
 
-class Runner(Generic[S]):
-    """Run flows of `Command` and `Pause` on a collection, with the sync or the async client.
+class Runner(StoreBackend, Generic[S]):
+    """Commands on a collection, for flows, with the sync or the async client."""
 
-    Args:
-        clients: The driver clients.
-        settings: The collection's names and time limits.
-    """
-
+    setup_call: ClassVar = "MongoDBChatMessageHistory.factory(...).setup()"
+    """The call that builds the indexes, for errors."""
     upserts_may_meet: ClassVar[bool] = False
     """Whether a duplicate key may come from two upserts of the same id at once; the second attempt then succeeds."""
 
@@ -154,21 +135,23 @@ class Runner(Generic[S]):
         return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
 
     @property
-    def place(self) -> Any:
+    def place(self) -> object:
         """A key that is equal for stores on the same collection, however the server is spelled; it asks the server."""
-        return (self.run(self.reading(self._server())), self.settings.names)
 
-    @property
-    def reached(self) -> bool:
-        """Whether the server has answered this process before; saves are then retried for longer."""
-        return self.clients.key in _reached
+        async def server() -> object:
+            said = await self.read(lambda c: c.database.client.admin.command("hello"))
+            process = (said.get("topologyVersion") or {}).get("processId")
+            # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
+            return self.clients.servers if process is None or said.get("msg") == "isdbgrid" else process
+
+        return (self.run(server()), self.settings.names)
 
     @property
     def patience(self) -> float:
-        """Seconds for which a write is tried: `save_timeout` on a server that was reached before, else `timeout`."""
-        return self.settings.save_timeout if self.reached else self.settings.timeout
+        """Seconds for which a write is tried: `save_timeout` on a server that has answered before, else `timeout`."""
+        return self.settings.save_timeout if self.clients.key in _reached else self.settings.timeout
 
-    def collection(self, client: Any) -> Any:
+    def collection(self, client: MongoClient[BsonDict]) -> Collection[BsonDict]:
         """Return the collection with the guarantees pinned, whatever the connection string says.
 
         Writes wait for a majority and the journal; reads go to the primary and see what a majority has.
@@ -182,35 +165,31 @@ class Runner(Generic[S]):
             write_concern=WriteConcern(w="majority", j=True, wtimeout=int(self.settings.save_timeout * 1000)),
         )
 
-    def run(self, flow: Flow[T]) -> T:
-        """Run a flow with the sync client."""
+    # -- running
 
-        def perform(operation: Command | Pause) -> Any:
-            if isinstance(operation, Pause):
-                time.sleep(operation.seconds)
-                return None
-            with driver_errors(), pymongo.timeout(operation.timeout):
-                result = operation.function(self.collection(self.clients.sync()))
-            _reached.add(self.clients.key)
+    async def command(self, function: Callable[[Collection[BsonDict]], T], seconds: float | None) -> T:
+        """Run one command, `function(collection)`, within so many seconds; with the async client it is awaited."""
+
+        def send() -> T:
+            with driver_errors(), pymongo.timeout(seconds):
+                return function(self.collection(self.clients.sync()))
+
+        async def asend() -> T:
+            client: Any = await self.clients.asynchronous()
+            awaited: Any = function
+            with driver_errors(), pymongo.timeout(seconds):
+                result: T = await awaited(self.collection(client))
             return result
 
-        return drive(flow, perform)
+        result = await Step(send, asend)
+        _reached.add(self.clients.key)
+        return result
 
     async def arun(self, flow: Flow[T]) -> T:
         """Run a flow with the async client of the running loop."""
         if self.clients.async_runs_in_thread:
             return await drive_in_thread(flow, self.run)
-
-        async def perform(operation: Command | Pause) -> Any:
-            if isinstance(operation, Pause):
-                return await asyncio.sleep(operation.seconds)
-            collection = self.collection(await self.clients.asynchronous())
-            with driver_errors(), pymongo.timeout(operation.timeout):
-                result = await operation.function(collection)
-            _reached.add(self.clients.key)
-            return result
-
-        return await adrive(flow, perform)
+        return await super().arun(flow)
 
     def close(self) -> None:
         """Release the shared client, which closes it if no other factory uses it."""
@@ -220,96 +199,88 @@ class Runner(Generic[S]):
         """Run `close` asynchronously."""
         await self.clients.arelease()
 
-    async def retried(self, function: Callable[[Any], Any], patience: float | None = None) -> Any:
-        """Run an idempotent command, and run it again after transient errors.
+    # -- reading
 
-        Args:
-            function: The command, given the collection.
-            patience: Seconds for all tries together; None for those of a write.
-
-        Returns:
-            The command's result.
-        """
-
-        async def once(seconds: float) -> Any:
-            return await Command(function, seconds)
-
-        return await self._again(once, patience or self.patience)
-
-    async def aggregate(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
-
-        async def whole(seconds: float) -> list[dict[str, Any]]:
-            deadline = time.monotonic() + seconds
-            cursor = await Command(lambda c: c.aggregate(pipeline), seconds)
-            return await Command(lambda c: cursor.to_list(), max(deadline - time.monotonic(), 0.1))  # type: ignore[no-any-return]  # untyped
-
-        await self.there()
-        return await self._again(whole, self.settings.save_timeout)
-
-    async def there(self) -> None:
-        """Ping the server, so that a dead one fails within `timeout` before a command that may take longer."""
-        await self.retried(lambda c: c.database.command("ping"), self.settings.timeout)
-
-    async def read_clock(self) -> None:
-        """Read the server's clock, once per process and server."""
-        if self.clients.key not in _clocks:
-            said = await Command(lambda c: c.database.command("hello"), self.settings.timeout)
-            moment = said["localTime"]
-            _clocks[self.clients.key] = (
-                moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-            ).timestamp() - time.monotonic()
-
-    def server_now(self) -> datetime:
-        """Return the server's time, whatever this machine's clock says; `read_clock` must have run."""
-        return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
-
-    async def reading(self, flow: Flow[T]) -> T:
-        """Run a flow, raising the driver's errors as `HistoryReadError`."""
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise the driver's errors as `HistoryReadError`."""
         try:
-            return await flow
+            yield
         except PyMongoError as error:
             msg = f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {text_of(error)}"
             raise HistoryReadError(msg) from error
 
-    async def writing(self, flow: Flow[T], batch: Batch | None = None) -> T:
-        """Run a flow, raising the driver's errors as `HistoryWriteError` with the batch.
+    async def read(self, function: Callable[[Collection[BsonDict]], T], patience: float | None = None) -> T:
+        """Run a read, again after transient errors, for so many seconds; None for `timeout`."""
+        deadline = time.monotonic() + (patience or self.settings.timeout)
+        with self.reading():
+            while True:
+                try:
+                    return await self.command(function, left_until(deadline))
+                except PyMongoError as error:
+                    wait = next_try(deadline)
+                    if not is_transient(error) or wait is None:
+                        raise
+                await wait
 
-        Args:
-            flow: The flow.
-            batch: What it stores; None if the error should carry no messages.
+    async def server_now(self) -> datetime:
+        """Return the server's time, whatever this machine's clock says; it is read once per process and server."""
+        if self.clients.key not in _clocks:
+            moment: datetime = (await self.read(lambda c: c.database.command("hello")))["localTime"]
+            _clocks[self.clients.key] = moment.replace(tzinfo=UTC).timestamp() - time.monotonic()
+        return datetime.fromtimestamp(_clocks[self.clients.key] + time.monotonic(), UTC)
 
-        Raises:
-            HistoryWriteError: A driver's error; `maybe_stored` unless it is certain that nothing was.
-            MessageTooLargeError: A document is over 16 MB or cannot be encoded.
+    async def find(self, query: BsonDict, fields: object = None, **options: Any) -> list[BsonDict]:
+        """Return the documents that match a filter; the options are those of the driver's `find`."""
+        return await self.read(lambda c: c.find(query, fields, **options).to_list())
+
+    async def aggregate(self, pipeline: list[BsonDict]) -> list[BsonDict]:
+        """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
+        await self.read(lambda c: c.database.command("ping"))
+        return await self.read(lambda c: rows_of(c.aggregate(pipeline)), self.settings.save_timeout)
+
+    async def committed(self, query: BsonDict, fields: list[str] | None, deadline: float) -> list[BsonDict] | None:
+        """Return the matching documents once a majority has all that the primary has; None if the deadline passes."""
+
+        def primary(collection: Collection[BsonDict]) -> list[BsonDict]:
+            return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
+
+        while True:
+            timeout = min(left_until(deadline), self.settings.timeout)
+            here = await self.command(primary, timeout)
+            there = await self.command(lambda c: c.find(query, fields).to_list(), timeout) if here else []
+            if {d["_id"] for d in here} == {d["_id"] for d in there}:
+                return there
+            if time.monotonic() > deadline:
+                return None
+            await pause(jitter(0.05))
+
+    # -- writing
+
+    @contextmanager
+    def writing(self, batch: Batch | None = None) -> Iterator[None]:
+        """Raise the driver's errors as `HistoryWriteError` or `MessageTooLargeError`, with the batch if one is given.
+
+        `maybe_stored` is true unless it is certain that nothing was.
         """
         context = batch.error_context if batch else {}
         try:
-            return await flow
-        except MemkitError:
-            raise
-        except (DocumentTooLarge, InvalidDocument) as error:
-            msg = f"a turn is larger than one MongoDB document may be (16 MB), or cannot be encoded: {error}"
-            raise MessageTooLargeError(msg, **context) from error
-        except PyMongoError as error:
-            if codes_of(error) & TOO_LARGE_CODES:
-                msg = "a turn is larger than one MongoDB document may be (16 MB)"
+            yield
+        except (PyMongoError, InvalidDocument) as error:
+            if isinstance(error, InvalidDocument) or codes_of(error) & TOO_LARGE_CODES:
+                why = error if isinstance(error, InvalidDocument) else text_of(error)
+                msg = f"a turn is larger than one MongoDB document may be (16 MB), or cannot be encoded: {why}"
                 raise MessageTooLargeError(msg, **context) from error
             unknown = is_transient(error) and not isinstance(error, ServerSelectionTimeoutError)
             state = "It may be stored" if unknown else "Nothing was stored"
-            limit = f" within {self.patience:g} s" if is_transient(error) else ""
-            msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
-            raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
+            raise HistoryWriteError(self._failure(error, state), maybe_stored=unknown, **context) from error
 
-    async def _sent(self, function: Callable[[Any], Any], *, begun: bool = False) -> Any:
-        """Run an idempotent write command, retrying it until the deadline.
+    def _failure(self, error: PyMongoError, state: str) -> str:
+        limit = f" within {self.patience:g} s" if is_transient(error) else ""
+        return f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
 
-        Args:
-            function: The command, given the collection.
-            begun: Earlier commands of the same call have written already.
-
-        Returns:
-            The command's result.
+    async def sent(self, function: Callable[[Collection[BsonDict]], T], *, begun: bool = False) -> T:
+        """Run an idempotent write command, retrying it until the deadline; `begun` if the same call has written before.
 
         Raises:
             DuplicateKey: A document with this id exists. With `upserts_may_meet` the command is retried instead.
@@ -318,7 +289,7 @@ class Runner(Generic[S]):
         deadline = time.monotonic() + self.patience
         while True:
             try:
-                return await Command(function, max(deadline - time.monotonic(), 0.1))
+                return await self.command(function, left_until(deadline))
             except PyMongoError as error:
                 taken = DUPLICATE_KEY in codes_of(error)
                 if taken and not self.upserts_may_meet:
@@ -326,50 +297,87 @@ class Runner(Generic[S]):
                 again = taken or is_transient(error)
                 # The error must tell whether anything may be stored: the bulk write was done in part, or its outcome is
                 # unknown. Only a failed server selection proves that nothing was sent.
-                counts = getattr(error, "details", None) or {}
+                counts = details_of(error)
                 begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
                 begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
                 if not again or time.monotonic() > deadline:
-                    state = "Some of it may be done: calling again is safe" if begun else "Nothing was changed"
-                    limit = f" within {self.patience:g} s" if again else ""
-                    msg = f"cannot write to {self.clients.hosts}{limit}: {text_of(error)}. {state}."
-                    raise HistoryWriteError(msg, maybe_stored=begun) from error
-            await Pause(jitter(0.25))
+                    state = "Some of it may be done: call again to finish it" if begun else "Nothing was changed"
+                    raise HistoryWriteError(self._failure(error, state), maybe_stored=begun) from error
+            await pause(jitter(0.25))
 
-    async def _again(self, attempt: Callable[[float], Flow[T]], patience: float) -> T:
-        """Repeat an attempt after transient errors until the deadline.
+    async def bulk_write(self, operations: Sequence[Operations], *, begun: bool = False) -> BulkWriteResult:
+        """Send an ordered bulk write, as `sent` does."""
+        return await self.sent(lambda c: c.bulk_write(operations), begun=begun)
+
+    async def delete_many(self, query: BsonDict, *, begun: bool = False) -> int:
+        """Delete the documents that match a filter, as `sent` does; return how many that were."""
+        return (await self.sent(lambda c: c.delete_many(query), begun=begun)).deleted_count
+
+    def index_models(self) -> list[IndexModel]:
+        """Define the indexes that the collection needs."""
+        return []
+
+    async def setup(self) -> None:
+        """Build missing indexes, however large the collection is."""
+        with self.reading():
+            await self.ensure(forced=True)
+
+    async def ensure(self, *, forced: bool = False, again: bool = False) -> None:
+        """Ensure that the collection has its indexes, asking the server once per process.
 
         Args:
-            attempt: Makes one try, given the seconds that are left.
-            patience: Seconds for all tries together.
+            forced: Build missing indexes, however large the collection is.
+            again: Ask the server even if this process has asked before, as when a session begins.
         """
-        deadline, unknown = time.monotonic() + patience, False
-        while True:
+        settings = self.settings
+        key = (self.clients.key, type(self), settings)
+        if key in _indexed and not (forced or again):
+            return
+        collection = f"collection {'.'.join(settings.names)}"
+        existing = await self.command(lambda c: c.index_information(), settings.timeout)
+        # Compare keys and uniqueness, not names, because users rename indexes and build them by hand.
+        present = [(list(map(tuple, i["key"])), bool(i.get("unique"))) for i in existing.values()]
+        wanted = [(model, model.document) for model in self.index_models()]
+        missing = [m for m, d in wanted if (list(d["key"].items()), bool(d.get("unique"))) not in present]
+        names = [model.document["name"] for model in missing]
+        build = bool(missing) and (settings.create_index or forced)
+        if build and not forced:
+            count = await self.command(lambda c: c.estimated_document_count(), settings.timeout)
+            if count > MAX_AUTO_INDEX:
+                why = f"holds {count:,} documents and lacks the indexes {names}"
+                msg = f"{collection} {why}. Building them takes a while: run {self.setup_call} once."
+                raise ConfigurationError(msg)
+        if build:
             try:
-                return await attempt(max(deadline - time.monotonic(), 0.1))
-            except PyMongoError as error:
-                unselected, pause = isinstance(error, ServerSelectionTimeoutError), next_try(deadline)
-                if not is_transient(error) or pause is None:
-                    # The last try sent nothing, but an earlier one may have been applied: the caller must not conclude
-                    # from a failed server selection that nothing was done.
-                    if unknown and unselected:
-                        raise ConnectionFailure(str(error)) from error
+                await self.command(lambda c: c.create_indexes(missing), None)
+            except driver.OperationFailure as error:
+                if error.code in NOT_ALLOWED_CODES or is_transient(error):
                     raise
-                unknown = unknown or not unselected
-            await pause
+                msg = (
+                    f"{self.clients.hosts} refused an index of {collection}: {redact(str(error))}. memkit needs "
+                    "partial unique indexes (MongoDB 5.0 or newer, Atlas, or a compatible server that has them)."
+                )
+                raise ConfigurationError(msg) from error
+        elif any(model.document.get("unique") for model in missing):
+            why = f"lacks unique indexes, of {names}, without which turns could be lost or doubled"
+            msg = f"{collection} {why}, and create_index=False. Build them with {self.setup_call}."
+            raise ConfigurationError(msg)
+        _indexed.add(key)
 
-    async def _server(self) -> Any:
-        said = await self.retried(lambda c: c.database.client.admin.command("hello"))
-        process = (said.get("topologyVersion") or {}).get("processId")
-        # Several routers lead to one sharded cluster: by their process ids one collection would look like two.
-        is_router = said.get("msg") == "isdbgrid"
-        return self.clients.servers if process is None or is_router else process
+
+def rows_of(cursor: Any) -> Any:
+    """Read the cursor of an aggregation to its end; the async client's is awaited first."""
+
+    async def later() -> list[BsonDict]:
+        return await (await cursor).to_list()  # type: ignore[no-any-return]  # of either client
+
+    return later() if inspect.isawaitable(cursor) else cursor.to_list()
 
 
 def text_of(error: PyMongoError) -> str:
     """Describe a driver's error, in at most some 600 characters, without credentials or stored documents."""
-    if isinstance(error, BulkWriteError):
-        details = error.details or {}
+    if isinstance(error, driver.BulkWriteError):
+        details = details_of(error)
         failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
         return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
     # Cut off the settings and the topology description that the driver appends.
@@ -380,94 +388,30 @@ def text_of(error: PyMongoError) -> str:
     return said
 
 
+def details_of(error: PyMongoError) -> Mapping[str, Any]:
+    """Return the server's reply that an error carries; empty for other errors."""
+    return getattr(error, "details", None) or {}
+
+
 def codes_of(error: PyMongoError) -> set[int]:
     """Return the server's error codes, including those of single writes in a bulk write."""
-    details = getattr(error, "details", None) or {}
+    details = details_of(error)
     nested = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
     return {code for code in (getattr(error, "code", None), *(e.get("code") for e in nested)) if isinstance(code, int)}
 
 
 def is_transient(error: PyMongoError) -> bool:
     """Return whether a retry may succeed, as after a lost connection, election, time-out or failed write concern."""
-    if isinstance(error, ConnectionFailure) or error.timeout:
+    if isinstance(error, driver.ConnectionFailure) or error.timeout:
         return True
     # Another factory closed the shared client in the same moment; the next try gets a new client.
-    if isinstance(error, InvalidOperation):
+    if isinstance(error, driver.InvalidOperation):
         return "after close" in str(error)
-    details = getattr(error, "details", None) or {}
-    if error.has_error_label("RetryableWriteError") or details.get("writeConcernErrors"):
+    if error.has_error_label("RetryableWriteError") or details_of(error).get("writeConcernErrors"):
         return True
     return bool(codes_of(error) & TRANSIENT_CODES)
 
 
-async def read_committed(
-    store: Runner[Settings], query: dict[str, Any], fields: dict[str, Any] | list[str] | None, deadline: float
-) -> list[dict[str, Any]] | None:
-    """Return the matching documents once a majority has all that the primary has; None if not before the deadline.
-
-    Args:
-        store: The collection.
-        query: The filter.
-        fields: The fields to return; None for all.
-        deadline: By `time.monotonic()`, in seconds.
-    """
-
-    def primary_only(collection: Any) -> Any:
-        return collection.with_options(read_concern=ReadConcern("local")).find(query, ["_id"]).to_list()
-
-    while True:
-        timeout = min(max(deadline - time.monotonic(), 0.1), store.settings.timeout)
-        here = await Command(primary_only, timeout)
-        there = await Command(lambda c: c.find(query, fields).to_list(), timeout) if here else []
-        if {d["_id"] for d in here} == {d["_id"] for d in there}:
-            return there
-        if time.monotonic() > deadline:
-            return None
-        await Pause(jitter(0.05))
-
-
-async def find_committed(
-    store: Runner[Settings],
-    query: dict[str, Any],
-    fields: dict[str, Any] | list[str],
-    batch: Batch,
-    deadline: float,
-) -> list[dict[str, Any]]:
-    """Return the documents of a batch that are stored already, retrying after transient errors until the deadline.
-
-    Args:
-        store: The collection.
-        query: The filter that finds the batch's documents.
-        fields: The fields to return.
-        batch: The batch, for errors.
-        deadline: By `time.monotonic()`, in seconds.
-
-    Raises:
-        HistoryWriteError: Some are stored, but no majority has confirmed them in time.
-    """
-    while True:
-        try:
-            found = await read_committed(store, query, fields, deadline)
-        except PyMongoError as error:
-            pause = next_try(deadline)
-            if not is_transient(error) or pause is None:
-                raise
-        else:
-            if found is None:
-                raise unknown_outcome(store, "no majority has confirmed it", batch)
-            return found
-        await pause
-
-
-def unknown_outcome(store: Runner[Settings], reason: str, batch: Batch) -> HistoryWriteError:
-    """Build the error for an unknown outcome: the batch may be stored or not."""
-    msg = f"cannot write to {store.clients.hosts}: {reason}. It may be stored: retry with the same turn_id."
-    return HistoryWriteError(msg, maybe_stored=True, **batch.error_context)
-
-
-BATCH = 500  # documents in one command
-
-
-def batches(items: Sequence[Any]) -> Iterator[list[Any]]:
+def batches(items: Sequence[T]) -> Iterator[list[T]]:
     """Split a list into parts of at most `BATCH` items, as many as one command takes."""
     return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))

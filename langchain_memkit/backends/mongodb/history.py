@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.collection import Collection
+from pymongo.database import Database
 
-from langchain_memkit.backends.mongodb.clients import Clients
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
 from langchain_memkit.backends.mongodb.commands import Settings
 from langchain_memkit.backends.mongodb.documents import FIELDS
 from langchain_memkit.backends.mongodb.layouts import LangChainRowStore, QAStore
 from langchain_memkit.backends.mongodb.turns import MongoTurnStore
-from langchain_memkit.base import Now, TokenCounterLike, check_id, check_seconds, utc_now
+from langchain_memkit.base import Now, TokenCounterLike, check_id, check_one_of, check_seconds, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import resolve_counter
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, check_options
@@ -25,7 +26,7 @@ logger = logging.getLogger("langchain_memkit")
 
 _said: set[str] = set()  # warnings that were logged, each once per process
 
-STORES: dict[str, Any] = {"turns": MongoTurnStore, "langchain": LangChainRowStore, "qa": QAStore}
+STORES: dict[str, type[MongoTurnStore]] = {"turns": MongoTurnStore, "langchain": LangChainRowStore, "qa": QAStore}
 MIN_TTL = 60  # the server removes expired documents once a minute
 
 
@@ -37,8 +38,8 @@ class MongoDBOptions(TypedDict, total=False):
     create_index: bool
     history_size: int | None
     index_kwargs: Mapping[str, Any] | None
-    client: MongoClient[dict[str, Any]] | None
-    async_client: AsyncMongoClient[dict[str, Any]] | None
+    client: MongoClient[BsonDict] | None
+    async_client: AsyncMongoClient[BsonDict] | None
     ttl: float | None
     timeout: float
     save_timeout: float
@@ -96,6 +97,7 @@ class MongoDBChatMessageHistory(TurnHistory):
         ```
     """
 
+    _store: MongoTurnStore
     _fixed: ClassVar[Mapping[str, str]] = {
         **TurnHistory._fixed,
         **dict.fromkeys(("client", "db"), "give client= or database_name= to the constructor, or set `collection`"),
@@ -115,8 +117,8 @@ class MongoDBChatMessageHistory(TurnHistory):
         create_index: bool = True,
         history_size: int | None = None,
         index_kwargs: Mapping[str, Any] | None = None,
-        client: MongoClient[dict[str, Any]] | None = None,
-        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
+        client: MongoClient[BsonDict] | None = None,
+        async_client: AsyncMongoClient[BsonDict] | None = None,
         user_id: str | None = None,
         ttl: float | None = None,
         timeout: float = 5.0,
@@ -128,7 +130,16 @@ class MongoDBChatMessageHistory(TurnHistory):
         now: Now = utc_now,
     ) -> None:
         check_id(session_id, "session_id")  # before the connection string: the two are easily swapped
-        _check_arguments(session_id_key, history_key, user_id_key, ttl, layout)
+        keys = {"session_id_key": session_id_key, "history_key": history_key, "user_id_key": user_id_key}
+        for name, value in keys.items():
+            if not value or value in FIELDS or value.startswith("$") or "." in value:
+                msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
+                raise ConfigurationError(msg)
+        check_seconds(ttl, "ttl", none="to keep turns")
+        if ttl is not None and ttl < MIN_TTL:
+            msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
+            raise ConfigurationError(msg)
+        check_one_of(layout, "layout", [*STORES])
         self.layout = layout
         counter = resolve_counter(token_counter)
         settings = Settings(
@@ -143,14 +154,9 @@ class MongoDBChatMessageHistory(TurnHistory):
             token_counter=counter,
             now=now,
         )
-        store: MongoTurnStore = STORES[layout](Clients(connection_string, client, async_client), settings)
+        store = STORES[layout](Clients(connection_string, client, async_client), settings)
         super().__init__(
-            store,
-            session_id,
-            user_id,
-            history_size=history_size,
-            token_counter=counter,
-            on_corrupt=on_corrupt,
+            store, session_id, user_id, history_size=history_size, token_counter=counter, on_corrupt=on_corrupt
         )
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
@@ -163,22 +169,17 @@ class MongoDBChatMessageHistory(TurnHistory):
             raise ConfigurationError(msg)
 
     @property
-    def _mongo(self) -> MongoTurnStore:
-        store: MongoTurnStore = self._store  # type: ignore[assignment]  # made in the constructor
-        return store
-
-    @property
-    def client(self) -> MongoClient[dict[str, Any]]:
+    def client(self) -> MongoClient[BsonDict]:
         """The sync client in use, shared by the process unless you gave one."""
-        return self._mongo.clients.sync()
+        return self._store.clients.sync()
 
     @property
-    def db(self) -> Any:
+    def db(self) -> Database[BsonDict]:
         """The database, for queries of your own."""
         return self.client[self.database_name]
 
     @property
-    def collection(self) -> Any:
+    def collection(self) -> Collection[BsonDict]:
         """The collection, with the guarantees pinned, for queries of your own.
 
         With `layout="turns"` a document is a turn, with `user_id`, `session_id`, `seq` and `messages`. Queries over
@@ -191,10 +192,9 @@ class MongoDBChatMessageHistory(TurnHistory):
                 "`collection` holds a document for each turn, with the fields user_id, session_id, seq and messages: "
                 "queries over %s and %s neither find nor delete them. For code that makes such queries give "
                 "layout='langchain', which writes langchain-mongodb's rows",
-                self.session_id_key,
-                self.history_key,
+                *self._store.settings.legacy_keys,
             )
-        return self._mongo.collection(self.client)
+        return self._store.collection(self.client)
 
     @collection.setter
     def collection(self, collection: Any) -> None:
@@ -204,30 +204,30 @@ class MongoDBChatMessageHistory(TurnHistory):
             msg = f"collection must be a collection of pymongo's MongoClient, not {type(collection).__name__}"
             raise TypeError(msg)
         names = (collection.database.name, collection.name)
-        if collection.database.client is self.client and names == self._mongo.settings.names:
+        if collection.database.client is self.client and names == self._store.settings.names:
             return
         clients = Clients(None, collection.database.client, None)
-        self._store = STORES[self.layout](clients, replace(self._mongo.settings, names=names))
+        self._store = STORES[self.layout](clients, replace(self._store.settings, names=names))
 
     @property
     def database_name(self) -> str:
         """The name of the database."""
-        return self._mongo.settings.names[0]
+        return self._store.settings.names[0]
 
     @property
     def collection_name(self) -> str:
         """The name of the collection."""
-        return self._mongo.settings.names[1]
+        return self._store.settings.names[1]
 
     @property
     def session_id_key(self) -> str:
         """The field in which langchain-mongodb's rows keep the session id."""
-        return self._mongo.settings.legacy_keys[0]
+        return self._store.settings.legacy_keys[0]
 
     @property
     def history_key(self) -> str:
         """The field in which langchain-mongodb's rows keep the message."""
-        return self._mongo.settings.legacy_keys[1]
+        return self._store.settings.legacy_keys[1]
 
     def close(self) -> None:
         """Do nothing: the client is shared by every history of the process and closes at exit, or with its factory.
@@ -273,25 +273,5 @@ class MongoDBChatMessageHistory(TurnHistory):
         make: Any = partial(cls, connection_string, **given)
         # The template from which the histories of sessions are copied; layout "qa" requires a user.
         first = make("-", user_id="-") if options.get("layout") == "qa" else make("-")
-        first._mongo.clients.hold()
+        first._store.clients.hold()
         return HistoryFactory(first, None if cls.__init__ is MongoDBChatMessageHistory.__init__ else make)
-
-
-def _check_arguments(
-    session_id_key: str,
-    history_key: str,
-    user_id_key: str,
-    ttl: float | None,
-    layout: str,
-) -> None:
-    for name, value in (("session_id_key", session_id_key), ("history_key", history_key), ("user_id_key", user_id_key)):
-        if not value or value in FIELDS or value.startswith("$") or "." in value:
-            msg = f"{name} must be a plain field name other than {', '.join(FIELDS)}; got {value!r:.50}"
-            raise ConfigurationError(msg)
-    check_seconds(ttl, "ttl", none="to keep turns")
-    if ttl is not None and ttl < MIN_TTL:
-        msg = f"ttl is in seconds, from {MIN_TTL} (the server removes expired turns once a minute); got {ttl!r:.50}"
-        raise ConfigurationError(msg)
-    if layout not in STORES:
-        msg = f"layout must be one of {', '.join(map(repr, STORES))}, got {layout!r:.50}"
-        raise ConfigurationError(msg)

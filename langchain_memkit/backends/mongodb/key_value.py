@@ -10,8 +10,8 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError
 
-from langchain_memkit.backends.mongodb.clients import Clients
-from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, Runner, batches
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Operations, Runner, batches, codes_of
 from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
@@ -62,8 +62,8 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         database_name: str = "chat_history",
         collection_name: str = "key_value",
         *,
-        client: MongoClient[dict[str, Any]] | None = None,
-        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
+        client: MongoClient[BsonDict] | None = None,
+        async_client: AsyncMongoClient[BsonDict] | None = None,
         timeout: float = 5.0,
         save_timeout: float = 30.0,
     ) -> None:
@@ -84,45 +84,37 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
     upserts_may_meet = True
 
     async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
-        return await self.reading(self._get(keys))
-
-    async def _get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         found: dict[str, StoredValue] = {}
         for batch in batches(keys):
-            query = {"_id": {"$in": batch}}
-            documents = await Command(lambda c, query=query: c.find(query).to_list(), self.settings.timeout)  # type: ignore[misc]  # bound now
+            documents = await self.find({"_id": {"$in": batch}})
             found.update((d["_id"], StoredValue(d.get("value"), d.get("v"))) for d in documents)
         return found
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
-        return await self.reading(self._page(keys, limit))
-
-    async def _page(self, keys: KeyRange, limit: int) -> list[str]:
-        query = _between(keys)
-        documents = await Command(
-            lambda c: c.find(query, {"_id": 1}).sort("_id", 1).limit(limit).to_list(), self.settings.timeout
-        )
+        documents = await self.find(_between(keys), ["_id"], sort=[("_id", 1)], limit=limit)
         return [document["_id"] for document in documents]
 
     async def set(self, values: dict[str, Any]) -> None:
         operations = [_replacement(key, value) for key, value in values.items()]
         for i, batch in enumerate(batches(operations)):
-            await self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
+            await self.bulk_write(batch, begun=i > 0)
 
     async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
-        operations: list[Any] = [_replacement(name, value) for name, value in values.items()]
-        look = _failing_without(key)
-        removals: list[Any] = [DeleteMany({"_id": {"$in": batch}}) for batch in batches(gone)]
+        # An update that changes nothing if the key exists, and fails if not, which ends an ordered bulk write: the
+        # upsert would have to insert another `_id` than that of its filter, which every server refuses.
+        look = UpdateOne({"_id": {"$eq": key}}, {"$setOnInsert": {"_id": None}}, upsert=True)
         # Each ordered bulk write checks the key at its beginning and at its end. If another process deletes the key and
         # then everything under it, either our last check comes later and fails, so that we delete what we wrote; or it
         # came earlier, and the other process finds all that we wrote.
-        writes = [[look, *batch, look] for batch in batches(operations)] or [[look]]
-        writes[-1] += removals
-        for i, batch in enumerate(writes):
+        replacements = [_replacement(name, value) for name, value in values.items()]
+        writes: list[list[Operations]] = [[look, *batch, look] for batch in batches(replacements)] or [[look]]
+        writes[-1] += [DeleteMany({"_id": {"$in": batch}}) for batch in batches(gone)]
+        for i, operations in enumerate(writes):
             try:
-                await self._sent(lambda c, batch=batch: c.bulk_write(batch), begun=i > 0)  # type: ignore[misc]  # bound now
+                await self.bulk_write(operations, begun=i > 0)
             except HistoryWriteError as error:
-                if not _is_missing(error.__cause__):
+                cause = error.__cause__
+                if not isinstance(cause, BulkWriteError) or IMMUTABLE not in codes_of(cause):
                     raise
                 await self.delete(list(values))
                 return False
@@ -130,39 +122,19 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
 
     async def delete(self, keys: Sequence[str]) -> None:
         for i, batch in enumerate(batches(keys)):
-            query = {"_id": {"$in": batch}}
-            await self._sent(lambda c, query=query: c.delete_many(query), begun=i > 0)  # type: ignore[misc]  # bound now
+            await self.delete_many({"_id": {"$in": batch}}, begun=i > 0)
 
     async def delete_range(self, keys: KeyRange) -> int:
-        query = _between(keys)
-        result = await self._sent(lambda c: c.delete_many(query))
-        return int(result.deleted_count)
+        return await self.delete_many(_between(keys))
 
 
-def _between(keys: KeyRange) -> dict[str, Any]:
+def _between(keys: KeyRange) -> BsonDict:
     """Build the filter for a range of keys, which uses the index on `_id`; ids that are not text never match."""
     return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
 
 
-def _failing_without(key: str) -> UpdateOne:
-    """Build an update that changes nothing if the key exists, and fails if not, which ends an ordered bulk write."""
-    # If the key is missing, the upsert would have to insert a document with another `_id` than that of the filter,
-    # which every server refuses.
-    return UpdateOne({"_id": {"$eq": key}}, {"$setOnInsert": {"_id": None}}, upsert=True)
-
-
-def _is_missing(error: BaseException | None) -> bool:
-    """Return whether a bulk write ended at the check that `_failing_without` builds."""
-    errors = (error.details or {}).get("writeErrors", ()) if isinstance(error, BulkWriteError) else ()
-    return any(found.get("code") == IMMUTABLE for found in errors)
-
-
 def _replacement(key: str, value: Any) -> ReplaceOne[Any]:
-    """Build the write of one pair, encoded here so that one that is too large is refused before others are stored.
-
-    Raises:
-        MessageTooLargeError: It would not fit into a document of 16 MB.
-    """
+    """Build the write of one pair, encoded here so that one that is too large is refused before others are stored."""
     raw = encode({"_id": key, "value": value, "v": FORMAT_VERSION})
     if len(raw) > MAX_DOCUMENT:
         msg = f"values[{key!r}] is larger than one MongoDB document may be (16 MB). Nothing was stored."

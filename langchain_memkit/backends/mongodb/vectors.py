@@ -2,166 +2,502 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import uuid4
 
+from bson import Int64, MaxKey
 from langchain_core.embeddings import Embeddings
-from pymongo import AsyncMongoClient, MongoClient
-from pymongo.errors import OperationFailure
-from pymongo.operations import SearchIndexModel
+from pymongo import AsyncMongoClient, IndexModel, MongoClient, ReturnDocument, UpdateOne
+from pymongo.collection import Collection as DriverCollection
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit._sync import adrive, drive
-from langchain_memkit.backends.mongodb.clients import Clients, redact
-from langchain_memkit.backends.mongodb.commands import CollectionRef, Command, is_transient, text_of
-from langchain_memkit.backends.mongodb.vector_documents import ON_STORED, stored_of
-from langchain_memkit.backends.mongodb.vector_records import MongoDBVectorRecords
-from langchain_memkit.base import Now, check_id, utc_now
-from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.stores.vector_rows import StoredDocument, Vector, question_vector, readable_documents
-from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore, SearchScope, check_k
+from langchain_memkit.backends.mongodb import commands
+from langchain_memkit.backends.mongodb import vector_documents as docs
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact, scope_filter
+from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, DuplicateKey, Runner, batches
+from langchain_memkit.backends.mongodb.vector_documents import BY_ID, SessionWrite, records_filter, with_ids
+from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
+from langchain_memkit.stores.vector_filters import SearchScope
+from langchain_memkit.stores.vector_rows import (
+    DocumentRow,
+    IndexRow,
+    Mark,
+    NewRecord,
+    ReadUpTo,
+    SessionSnapshot,
+    SessionState,
+    StoredDocument,
+    UserChanges,
+    Vector,
+    VectorBackend,
+    WriteResult,
+    check_expected,
+    readable_documents,
+)
+from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
 
-NEAR, WORDS = "memkit_near", "memkit_words"
-WIDER = 10  # candidates of the approximate search for each result
-MOST = 10_000  # the most candidates that the server accepts
-SCORE = "memkit_score"
-
-_ready: dict[Any, frozenset[str]] = {}
-
-
-class Candidates(NamedTuple):
-    """Results of the server's two searches for one user.
-
-    Attributes:
-        near: Cosine by record id, for the records with the nearest vectors.
-        words: The server's BM25 score by record id, for the records that contain the words.
-    """
-
-    near: Mapping[str, float]
-    words: Mapping[str, float]
-
-
-def search_index_models(dims: int) -> list[SearchIndexModel]:
-    """Return the two search indexes: vectors (with user and session as filters), and words.
-
-    Args:
-        dims: The number of dimensions of the vectors.
-    """
-    near = [{"type": "vector", "path": "vector", "numDimensions": dims, "similarity": "cosine"}]
-    near += [{"type": "filter", "path": path} for path in ("user_id", "session_id")]
-    fields = {"text": {"type": "string", "analyzer": "lucene.english"}, "user_id": {"type": "token"}}
-    return [
-        SearchIndexModel({"fields": near}, NEAR, "vectorSearch"),
-        SearchIndexModel({"mappings": {"dynamic": False, "fields": fields}}, WORDS, "search"),
-    ]
+SAME = 8  # the most records read for one text, to find its vector
+SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
 
 
-def near_pipeline(user_id: str, session_id: str | None, vector: Sequence[float], k: int) -> list[dict[str, Any]]:
-    """Build the search for the `k` records with the nearest vectors; the user is a filter inside the search."""
-    where: dict[str, Any] = {"user_id": {"$eq": user_id}}
-    if session_id is not None:
-        where["session_id"] = {"$eq": session_id}
-    search = {
-        "index": NEAR,
-        "path": "vector",
-        "queryVector": list(vector),
-        "numCandidates": min(k * WIDER, MOST),
-        "limit": min(k, MOST),
-        "filter": where,
-    }
-    return [{"$vectorSearch": search}, {"$project": {**ON_STORED, SCORE: {"$meta": "vectorSearchScore"}}}]
+class _VectorDocuments(Runner[CollectionRef], VectorBackend):
+    """The `VectorBackend` on MongoDB, whose methods are documented there."""
 
+    setup_call = "MongoDBVectorStore(...).setup()"
 
-def words_pipeline(user_id: str, words: str, k: int) -> list[dict[str, Any]]:
-    """Build the search for the `k` records that best match the words of a text; the server stems both sides."""
-    search = {
-        "index": WORDS,
-        "compound": {
-            "must": [{"text": {"query": words, "path": "text"}}],
-            "filter": [{"equals": {"path": "user_id", "value": user_id}}],
-        },
-    }
-    return [{"$search": search}, {"$limit": k}, {"$project": {**ON_STORED, SCORE: {"$meta": "searchScore"}}}]
+    def __init__(self, clients: Clients, settings: CollectionRef, now: Now) -> None:
+        super().__init__(clients, settings)
+        self._now = now
+        self._has_search: bool | None = None  # not asked yet
 
+    def index_models(self) -> list[IndexModel]:
+        return docs.index_models()
 
-class SearchedRecords(MongoDBVectorRecords):
-    """All flows of a vector collection, including the server's own searches."""
+    # -- reading
 
-    @property
-    def collection_key(self) -> Any:
-        """A value that is equal for stores on the same collection of the same connection string."""
-        return (self.clients.key, self.settings.names)
+    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
+        """Read in one query what a cached index needs to know: `session` is left out if its last record has to be read.
 
-    async def searches(self) -> frozenset[str]:
-        """Return the names of the search indexes that are ready; asks the server once per process and collection."""
-        if self.collection_key not in _ready:
+        The user's version is the sum of the versions of all sessions, None if there are none.
+        """
+        # The order of the parts matters, because others may write in between. The session's version is read first: of a
+        # write after that the records are among the new ones, while the version is the old one, so that the turn's
+        # compare-and-set fails. In another order a turn could append without having seen the last record. A write
+        # between the sum and the records leaves records that do not explain the sum: the cache lists everything.
+        parts: list[list[BsonDict]] = []
+        if session_id is not None:
+            parts.append([{"$match": docs.session_filter(user_id, session_id)}, {"$project": docs.ON_SESSION}])
+        parts.append([{"$match": docs.not_records(user_id)}, {"$group": {"_id": None, "total": {"$sum": "$stamp"}}}])
+        if since is not None:
+            # Exclude our own writes one by one instead of raising the watermark to them: other processes may have
+            # stored records with lower numbers meanwhile.
+            stamps = {"$gt": since.stamp, "$nin": [Int64(stamp) for stamp in since.own]}
+            parts.append([{"$match": records_filter(user_id, stamp=stamps)}, {"$project": docs.ON_CELLS}])
+        first, *others = parts
+        pipeline = [*first, *({"$unionWith": {"coll": self.settings.names[1], "pipeline": part}} for part in others)]
+        mark: Mark | None = None
+        session, cells = None, []
+        rows: list[BsonDict] = await self.read(lambda c: commands.rows_of(c.aggregate(pipeline)))
+        for found in rows:
+            if found["_id"] is None:
+                mark = (int(found["total"]),) if found["total"] else None
+            elif not docs.is_session(found):
+                cells.append(docs.cells_of(found))
+            elif (found.get("last") or {}).get("waits") is False:
+                session = SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
+        return UserChanges(session, mark, cells)
+
+    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
+        """Return the change of the user's version that these records explain: the sum of the distinct steps."""
+        # All records of one write share its step, hence the set.
+        return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
+
+    async def stamps(self, user_id: str) -> list[int]:
+        rows = await self.find(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
+        return [int(row["stamp"]) for row in rows]
+
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[IndexRow]:
+        query = records_filter(user_id, stamp={"$in": list(stamps)})
+        return [docs.cells_of(d) for d in await self._alive(user_id, query, docs.ON_CELLS)]
+
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
+        found: list[DocumentRow] = []
+        for batch in batches(ids):
+            query = {**scope_filter(user_id), **with_ids(user_id, batch)}
+            documents = await self._found(query, docs.ON_STORED if vectors else docs.ON_TEXTS, hint=BY_ID)
+            records = [d for d in documents if isinstance(d.get("stamp"), int)]
+            gone = {d["_id"] for d in await self._dead(user_id, records)}
+            found += [docs.stored_of(d) for d in records if d["_id"] not in gone]
+        return found
+
+    async def owned(self, ids: Sequence[str]) -> bool:
+        for batch in batches(ids):
+            # Embedded documents compare field by field, so a range holds every `_id` that begins with the record id,
+            # and the index on `_id` covers it.
+            ranges = [{"_id": {"$gt": {"id": name}, "$lt": {"id": name, "user_id": MaxKey()}}} for name in batch]
+            if await self.find({"$or": [{"_id": {"$in": batch}, "user_id": {"$gt": ""}}, *ranges]}, ["_id"], limit=1):
+                return True
+        return False
+
+    async def accesses(self, user_id: str) -> dict[str, datetime]:
+        rows = await self._found(records_filter(user_id, accessed_at={"$type": "date"}), ["accessed_at"])
+        return {row["_id"]: row["accessed_at"] for row in rows}
+
+    async def sessions(self, user_id: str) -> list[SessionInfo]:
+        match = {**records_filter(user_id, expires_at={"$not": {"$lte": self._now()}}), "session_id": {"$gt": ""}}
+        group: BsonDict = {"_id": {"session": "$session_id", "generation": "$generation"}}
+        group |= {"first": {"$min": "$created_at"}, "last": {"$max": "$created_at"}}
+        group["rounds"] = {"$addToSet": "$round_id"}
+        rows = await self.aggregate([{"$match": match}, {"$group": group}, {"$sort": {"last": -1, "_id": 1}}])
+        known = await self.find(docs.not_records(user_id), ["session_id", "generation"])
+        generations = {d["session_id"]: d.get("generation") for d in known}
+        return [
+            SessionInfo(row["_id"]["session"], len(row["rounds"]), row["first"], row["last"])
+            for row in rows
+            # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
+            if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
+        ]
+
+    async def probe(self) -> bytes | None:
+        found = await self.find({"_id": {"$eq": docs.PROBE_ID}}, ["probe"])
+        return docs.vector_of({"vector": found[0].get("probe")}) if found else None
+
+    # -- the server's own search: Atlas, or a server with mongot
+
+    async def has_search(self) -> bool:
+        """Return whether the search index is ready; asks the server once."""
+        if self._has_search is None:
             try:
-                rows = await self._asked([{"$listSearchIndexes": {}}])
-            except OperationFailure as error:
-                if is_transient(error):
+                rows = await self._search([{"$listSearchIndexes": {}}])
+            except HistoryReadError as error:
+                if not isinstance(error.__cause__, OperationFailure) or commands.is_transient(error.__cause__):
                     raise
                 rows = []  # a server without search indexes does not know the stage
-            _ready[self.collection_key] = frozenset(row["name"] for row in rows if row.get("queryable") is True)
-        return _ready[self.collection_key]
+            self._has_search = any(row["name"] == docs.SEARCH_INDEX and row.get("queryable") is True for row in rows)
+        return self._has_search
 
-    async def _asked(self, pipeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Run a search pipeline with read concern local: the server refuses searches with majority."""
-        timeout, plain = self.settings.timeout, ReadConcern("local")
-        cursor = await Command(lambda c: c.with_options(read_concern=plain).aggregate(pipeline), timeout)
-        rows: list[dict[str, Any]] = await Command(lambda c: cursor.to_list(), timeout)
-        return rows
-
-    async def build_searches(self, dims: int) -> None:
-        """Create missing search indexes, which the server builds in the background.
-
-        Raises:
-            ConfigurationError: The deployment has no search indexes.
-        """
-        models = search_index_models(dims)
+    async def build_search(self, dims: int) -> None:
+        """Create the search index unless it exists; the server builds it in the background."""
+        models = [docs.search_index_model(dims)]
         try:
-            names = {row["name"] for row in await self._asked([{"$listSearchIndexes": {}}])}
-            if missing := [model for model in models if model.document["name"] not in names]:
-                await Command(lambda c: c.create_search_indexes(missing), self.settings.save_timeout)
-        except OperationFailure as error:
-            if is_transient(error):
+            if docs.SEARCH_INDEX not in {row["name"] for row in await self._search([{"$listSearchIndexes": {}}])}:
+                with self.reading():
+                    await self.command(lambda c: c.create_search_indexes(models), self.settings.save_timeout)
+        except HistoryReadError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OperationFailure) or commands.is_transient(cause):
                 raise
-            msg = f"{self.clients.hosts} has no search indexes: {text_of(error)}. Leave out search_index=True."
-            raise ConfigurationError(msg) from error
-        _ready.pop(self.collection_key, None)
+            found = commands.text_of(cause)
+            msg = f"{self.clients.hosts} has no search indexes: {found}. Leave out search_index=True."
+            raise ConfigurationError(msg) from cause
+        self._has_search = None
 
-    async def near(
-        self, user_id: str, session_id: str | None, vector: Vector, k: int
+    async def nearest(
+        self, user_id: str, session_id: str | None, vector: Sequence[float], k: int
     ) -> list[tuple[StoredDocument, float]]:
-        """Return the records with the nearest vectors and their cosines, nearest first."""
-        found = await self._hits(user_id, near_pipeline(user_id, session_id, vector.tolist(), k))
+        """Return the records with the nearest vectors and their cosines, nearest first, as the server finds them."""
+        rows = await self._search(docs.search_pipeline(user_id, session_id, vector, k))
         # The server's score is (1 + cosine) / 2.
-        return [(shown, 2 * score - 1) for shown, score in found]
-
-    async def saying(self, user_id: str, words: str, k: int) -> list[tuple[StoredDocument, float]]:
-        """Return the records that match the words of a text and the server's scores, best first."""
-        return await self._hits(user_id, words_pipeline(user_id, words, k))
-
-    async def _hits(self, user_id: str, pipeline: list[dict[str, Any]]) -> list[tuple[StoredDocument, float]]:
-        rows = await self.reading(self._asked(pipeline))
-        scores = {row["_id"]: float(row[SCORE]) for row in rows}
-        shown = readable_documents([stored_of(row) for row in rows], self._now())
+        cosines = {docs.record_id_of(row["_id"]): 2 * float(row[docs.SCORE]) - 1 for row in rows}
+        shown = readable_documents([docs.stored_of(row) for row in rows], self._now())
         # The user is checked again here: the server's filter alone is never trusted.
-        return [(s, scores[s.document.id]) for s in shown if s.user_id == user_id]
+        return [(s, cosines[s.document.id]) for s in shown if s.document.id and s.user_id == user_id]
 
+    async def _search(self, pipeline: list[BsonDict]) -> list[BsonDict]:
+        """Run a search pipeline with read concern local: the server refuses searches with majority."""
+        local, timeout = ReadConcern("local"), self.settings.timeout
+        with self.reading():
+            return await self.command(
+                lambda c: commands.rows_of(c.with_options(read_concern=local).aggregate(pipeline)), timeout
+            )
 
-ATLAS_ONLY = frozenset(
-    {
-        "auto_create_index",
-        "auto_index_timeout",
-        "dimensions",
-        "embedding_key",
-        "index_name",
-        "relevance_score_fn",
-        "text_key",
-        "vector_index_options",
-    }
-)
-"""Arguments of langchain-mongodb's vector store that describe an index of Atlas, or its documents."""
+    # -- writing
+
+    async def begin(
+        self,
+        user_id: str,
+        session_id: str,
+        digests: Sequence[str],
+        ids: Sequence[str],
+        messages: Collection[str] | None,
+    ) -> SessionSnapshot:
+        most = 1 + len(ids) + SAME * len(digests)
+        query = docs.begin_filter(user_id, session_id, digests, ids)
+        found = await self._found(query, docs.ON_BEGIN, limit=most)
+        # One text that is stored many times may have used up the limit: read the named documents once more, alone.
+        if digests and len(found) == most:
+            query = docs.begin_filter(user_id, session_id, (), ids)
+            found += await self._found(query, docs.ON_BEGIN, hint=BY_ID)
+        session = next((d for d in found if docs.is_session(d)), None)
+        last, position = [], 0
+        if session is None:
+            generation = await self._draw(user_id, session_id)
+        else:
+            generation = str(session.get("generation"))
+            told: Any = session.get("last")
+            # The last record has to be read if it waits to be continued, or is one of these: the same text or messages.
+            known = messages is not None and isinstance(told, Mapping) and told.get("waits") is False
+            if not known or told["digest"] in digests or not set(messages or ()).isdisjoint(told["messages"]):
+                here = {"generation": {"$eq": session.get("generation")}, "expires_at": {"$not": {"$lte": self._now()}}}
+                query = records_filter(
+                    user_id, session_id, position={"$lt": math.inf}, **here
+                )  # a number: it may be damaged
+                last = await self._found(query, docs.ON_TEXTS, sort=[("position", -1)], limit=1)
+                position = int(last[0]["position"]) if last else 0
+            else:
+                position = int(told["position"])
+        vectors = {d["digest"]: docs.vector_of(d) or b"" for d in found if d.get("digest") in digests}
+        place, names = [user_id, session_id, generation], set(ids)
+        records = [d for d in found if not docs.is_session(d) and d["_id"] in names and isinstance(d.get("stamp"), int)]
+        mine = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == place]
+        return SessionSnapshot(
+            generation, [*map(docs.stored_of, last)], vectors, [*map(docs.stored_of, mine)], position
+        )
+
+    async def _draw(self, user_id: str, session_id: str) -> str:
+        """Begin a session, or return the generation that another process gave it in the same moment."""
+        # A new session may be the first of a collection that was dropped and made anew: check its indexes again.
+        await self._ready(again=True)
+        here = docs.session_filter(user_id, session_id)
+        drawn = {"$setOnInsert": {"generation": uuid4().hex, "stamp": Int64(0)}}
+        while True:
+            with suppress(DuplicateKey):  # another process began it: read its generation
+                document: Any = await self.sent(
+                    lambda c: c.find_one_and_update(here, drawn, upsert=True, return_document=ReturnDocument.AFTER)
+                )
+                return str(document["generation"])
+
+    async def write(
+        self,
+        user_id: str,
+        rows: Sequence[NewRecord],
+        delete: Sequence[str],
+        place: tuple[str, str] | None,
+        expected: Mapping[str, str],
+        state: int | None,
+    ) -> WriteResult | None:
+        """Store records and delete others; None if the session was forgotten since, and nothing stays stored.
+
+        With a `state` and nothing to replace, the records are only added, and only to an unchanged session.
+        """
+        await self._ready()
+        session_id, generation = place or ("", None)
+        session = SessionWrite(user_id, session_id, generation, docs.random_increment())
+        if place is None:
+            await self._check_owners(user_id, rows, "Nothing was stored")
+        elif state is not None and 0 < len(rows) <= BATCH and not (expected or delete):
+            return await self._append(session, rows, state)
+        stamps, total = docs.new_record_numbers(len(rows)), 0
+        stamped = list(zip(rows, stamps, strict=True))
+        changes = [(row, stamp) for row, stamp in stamped if row.entry.id not in expected]
+        begun = alive = False
+        # Compare-and-set first, in a bulk write of its own: if a record was changed, nothing else has been stored yet.
+        if place is not None and expected:
+            total = session.step
+            begun = alive = await self._exchange(session, stamped, expected)
+        if changes or not expected:
+            for batch in batches(changes) if changes else [[]]:
+                # one step per batch: a reader of new records adds the steps up
+                session = session._replace(step=docs.random_increment())
+                total += session.step
+                alive = await self._upsert(session, batch, begun=begun)
+                begun = True
+                if not alive:
+                    break
+        if place is not None and not alive:
+            await self._withdraw(session, rows)
+            return None
+        if delete:
+            await self.delete_many(records_filter(user_id, **with_ids(user_id, delete)), begun=bool(rows))
+            await self._bump(user_id)
+        return WriteResult(stamps, (total,))
+
+    async def _append(self, session: SessionWrite, rows: Sequence[NewRecord], state: int) -> WriteResult | None:
+        """Insert new records iff the session's version is unchanged (compare-and-set); replace nothing.
+
+        Returns None if the session was forgotten since, and raises `HistoryConflictError` if another writer changed it.
+        """
+        # One ordered bulk write: announce the write if the next save has to read our record, insert the records, then
+        # bump the version. It succeeded only if every operation took effect.
+        stamps, last = docs.new_record_numbers(len(rows)), docs.last_of(rows) or {}
+        inserts = [session.insert(row, stamp) for row, stamp in zip(rows, stamps, strict=True)]
+        before = [session.announce(state)] if last["waits"] else []
+        with suppress(DuplicateKey):
+            result = await self.bulk_write([*before, *inserts, session.append_if_unchanged(last, state)])
+            if len(result.upserted_ids or ()) == len(rows) and result.matched_count == len(before) + 1:
+                return WriteResult(stamps, (session.step,))
+        # The records that went in stay, because the caller begins again and finds them stored. They still need a bump
+        # of the version, which also tells whether the session exists.
+        if not await self._is_alive(session.bump_version()):
+            await self._withdraw(session, rows)
+            return None
+        what = f"session {session.session_id!r:.80} was changed by somebody else meanwhile"
+        msg = f"{what}. Others may be stored: begin again."
+        raise HistoryConflictError(msg)
+
+    async def _upsert(self, session: SessionWrite, batch: Sequence[tuple[NewRecord, int]], *, begun: bool) -> bool:
+        """Upsert records and bump the session's version; return whether the session still exists."""
+        # One ordered bulk write with the session last: its generation has to be checked after the records were written,
+        # else a concurrent `forget` could delete the session in between and leave them behind.
+        rows = [row for row, _ in batch]
+        last = docs.last_of(rows)
+        operations = [session.upsert(row, stamp) for row, stamp in batch]
+        operations.append(session.bump_version(last))
+        # If the next save has to read our record, say so before storing it: this process may be killed in between.
+        if session.generation is not None and last is not None and last["waits"]:
+            operations.insert(0, session.announce())
+        while True:
+            try:
+                result = await self.bulk_write(operations, begun=begun)
+                return bool(result.matched_count + len(result.upserted_ids or ()) == len(operations))
+            except DuplicateKey:
+                # The id is that of a record of another session or user (an error), of a dead record of this session's
+                # earlier generation (delete it and try again), or of a concurrent upsert (try again).
+                begun = True
+            await self._check_owners(session.user_id, rows, "Others of this call may be stored")
+            if session.generation is not None:
+                if not await self._is_alive(session.announce()):
+                    return False
+                ids = with_ids(session.user_id, [row.entry.id for row in rows])
+                other = {"$ne": session.generation}
+                dead = records_filter(session.user_id, session.session_id, generation=other, **ids)
+                await self.delete_many(dead, begun=True)
+
+    async def _exchange(
+        self, session: SessionWrite, stamped: Sequence[tuple[NewRecord, int]], expected: Mapping[str, str]
+    ) -> bool:
+        """Replace the records that must be unchanged, before anything else is stored; False if the session is gone."""
+        # A single record is compared and replaced by one atomic update. Of several, some could be replaced before one
+        # turns out to be changed: compare them all first, which leaves only a short window.
+        stored: Mapping[str, str] = expected
+        if len(expected) > 1:
+            ids = with_ids(session.user_id, list(expected))
+            digests = await self._found(records_filter(session.user_id, session.session_id, **ids), ["digest"])
+            stored = {d["_id"]: d.get("digest", "") for d in digests}
+        if stored == expected:
+            new = {row.entry.id: (row, stamp) for row, stamp in stamped}
+            operations = [session.exchange(name, digest, new.get(name)) for name, digest in expected.items()]
+            operations.append(session.bump_version())
+            if (await self.bulk_write(operations)).matched_count == len(operations):
+                return True
+        if not await self._is_alive(session.announce()):
+            return False
+        check_expected(expected, stored)
+        state = "Nothing was stored" if len(expected) == 1 else "Others of this call may be stored"
+        msg = f"record {min(expected)!r:.80} was changed or deleted by somebody else meanwhile. {state}: begin again."
+        raise HistoryConflictError(msg)
+
+    async def _is_alive(self, update: UpdateOne) -> bool:
+        """Send an update of the session's document; return whether the session still exists."""
+        return bool((await self.bulk_write([update], begun=True)).matched_count)
+
+    async def _withdraw(self, session: SessionWrite, rows: Sequence[NewRecord]) -> None:
+        """Delete the records just written for a session that was forgotten meanwhile, and bump the user's version."""
+        for batch in batches([row.entry.id for row in rows]):
+            mine = {"generation": {"$eq": session.generation}, **with_ids(session.user_id, batch)}
+            await self.delete_many(records_filter(session.user_id, session.session_id, **mine), begun=True)
+        await self._bump(session.user_id)
+
+    async def _check_owners(self, user_id: str, rows: Sequence[NewRecord], state: str) -> None:
+        """Raise `HistoryConflictError` if an id belongs to a record of another session or user."""
+        sessions = {row.entry.id: row.entry.session for row in rows}
+        for batch in batches(list(sessions)):
+            # A plain id may belong to a record that memkit 0.1.0 stored for a user, so an unowned write looks at those
+            # of all users.
+            mine = {**(scope_filter(user_id) if user_id else {}), **with_ids(user_id, batch)}
+            for other in await self._found(mine, ["user_id", "session_id"], hint=BY_ID):
+                if (other.get("user_id"), other.get("session_id")) != (user_id, sessions[other["_id"]]):
+                    msg = f"id {other['_id']!r:.80} belongs to a document of another session or user. {state}."
+                    raise HistoryConflictError(msg)
+
+    async def keep_probe(self, probe: bytes) -> bytes:
+        await self._ready()
+        document = {"_id": docs.PROBE_ID, "user_id": "", "session_id": "", "probe": docs.binary(probe)}
+        with suppress(DuplicateKey):
+            await self.sent(lambda c: c.insert_one(document))
+        return await self.probe() or b""
+
+    async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
+        query = records_filter(user_id, **with_ids(user_id, ids))
+        await self.sent(lambda c: c.update_many(query, {"$max": {"accessed_at": at}}))
+
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
+        for batch in batches(ids):
+            gone = {**scope_filter(user_id), **with_ids(user_id, batch)}
+            # Bump the version before the deletion as well as after it. If this process is killed in between, a repeated
+            # call finds no records and bumps nothing, and caches would show the deleted records for ever.
+            if await self._look(gone, 1):
+                await self._bump(user_id)
+                await self.delete_many(gone)
+                await self._bump(user_id)
+
+    async def forget(self, user_id: str, session_id: str | None) -> int:
+        # The session documents first: without its generation every save of the session is refused from then on.
+        first = docs.not_records(user_id) if session_id is None else docs.session_filter(user_id, session_id)
+        await self.delete_many(first)
+        deleted = await self.delete_many(records_filter(user_id, session_id), begun=True)
+        # Once more: a save that was under way may have stored records since, and been killed before withdrawing them.
+        # This read deletes dead records.
+        await self._alive(user_id, records_filter(user_id, session_id), docs.ON_DEAD)
+        await self._bump(user_id)
+        return deleted
+
+    async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
+        count = await self.read(lambda c: c.count_documents(records_filter(user_id)))
+        surplus = left = max(0, count - max_records)
+        if surplus:
+            # Before and after, as in `delete`: a repeated call would find no surplus and bump nothing.
+            await self._bump(user_id)
+        # Documents without `accessed_at` come first in this order.
+        order = [("accessed_at", 1), ("created_at", 1)]
+        query = records_filter(user_id, _id={"$nin": with_ids(user_id, keep)["_id"]["$in"]})
+        while left and (found := await self.find(query, ["_id"], sort=order, limit=min(left, BATCH))):
+            left -= await self.delete_many(records_filter(user_id, _id={"$in": [d["_id"] for d in found]}))
+        if left < surplus:
+            await self._bump(user_id)
+        return surplus - left
+
+    # -- flows
+
+    async def _ready(self, *, again: bool = False) -> None:
+        with self.writing():
+            await self.ensure(again=again)
+
+    async def _found(self, query: BsonDict, fields: object, **options: Any) -> list[BsonDict]:
+        """Find documents, with their record id as `_id`."""
+        found = await self.find(query, fields, **options)
+        for document in found:
+            document["_id"] = docs.record_id_of(document.get("_id"))
+        return found
+
+    async def _alive(self, user_id: str, query: BsonDict, fields: object) -> list[BsonDict]:
+        """Return the matching records of live sessions, and delete those of forgotten ones.
+
+        A writer that was killed may have left records of a forgotten session: they are dead, and never returned.
+        """
+        found = await self._found(query, fields)
+        dead = await self._dead(user_id, found)
+        if not dead:
+            return found
+        gone = {d["stamp"] for d in dead}
+        remove = records_filter(user_id, stamp={"$in": sorted(gone)}, **with_ids(user_id, [d["_id"] for d in dead]))
+        with suppress(PyMongoError):  # they stay dead; the next reader tries again
+            await self.command(lambda c: c.delete_many(remove), self.settings.timeout)
+        return [d for d in found if d["stamp"] not in gone]
+
+    async def _dead(self, user_id: str, found: Sequence[BsonDict]) -> list[BsonDict]:
+        """Return those of the records whose session was forgotten."""
+        # Looked up only now, after the records: a session's document exists before its first record, so a record of a
+        # new session is never taken for a dead one.
+        bound = [d for d in found if d.get("generation") and isinstance(d["session_id"], str)]
+        generations: dict[str, str] = {}
+        for batch in batches(sorted({d["session_id"] for d in bound})):
+            ids = [{"user_id": user_id, "session_id": session} for session in batch]
+            query = {**scope_filter(user_id), "_id": {"$in": ids}}
+            sessions = await self.find(query, ["session_id", "generation"], hint=BY_ID)
+            generations |= {d["session_id"]: d.get("generation", "") for d in sessions}
+        return [d for d in bound if d["generation"] != generations.get(d["session_id"])]
+
+    async def _look(self, query: BsonDict, limit: int, *, begun: bool = False) -> list[BsonDict]:
+        """Find documents as part of a write."""
+        return await self.sent(lambda c: c.find(query, ["session_id"], limit=limit).to_list(), begun=begun)
+
+    async def _bump(self, user_id: str) -> None:
+        """Bump the version of any session of the user, so that cached indexes of this user are read again."""
+        # Any session will do, since caches compare the sum. A user without sessions needs no bump: without a version no
+        # cache relies on what it holds.
+        step, query = {"$inc": {"stamp": Int64(docs.random_increment())}}, docs.not_records(user_id)
+        for found in await self._look(query, SEVERAL, begun=True):
+            # The filter has the shard key, which servers before 7.0 need for an `update_one`.
+            if await self._is_alive(UpdateOne(docs.session_filter(user_id, found["session_id"]), step)):
+                return
 
 
 class MongoDBVectorStore(RecordVectorStore):
@@ -173,7 +509,7 @@ class MongoDBVectorStore(RecordVectorStore):
     the first use. Clients are shared as with `MongoDBChatMessageHistory`.
 
     The search is exact and runs in process on the records of one user, so it works on any server. Where the deployment
-    has search indexes (Atlas, or a server with mongot) and `setup(search_index=True)` built them, `similarity_search`
+    has search indexes (Atlas, or a server with mongot) and `setup(search_index=True)` built one, `similarity_search`
     asks the server instead: approximate, seconds behind the writes, and for users too large to be held in process.
     The shard key is `{user_id: 1, session_id: 1}`. Other indexes are built at the first write, unless the collection is
     large already.
@@ -217,8 +553,8 @@ class MongoDBVectorStore(RecordVectorStore):
         database_name: str = "chat_history",
         collection_name: str = "vectors",
         *,
-        client: MongoClient[dict[str, Any]] | None = None,
-        async_client: AsyncMongoClient[dict[str, Any]] | None = None,
+        client: MongoClient[BsonDict] | None = None,
+        async_client: AsyncMongoClient[BsonDict] | None = None,
         timeout: float = 5.0,
         save_timeout: float = 30.0,
         cache_bytes: int = CACHE_BYTES,
@@ -226,8 +562,8 @@ class MongoDBVectorStore(RecordVectorStore):
     ) -> None:
         clients = Clients(connection_string, client, async_client)
         place = CollectionRef(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
-        self._searched = SearchedRecords(clients, place, now)
-        super().__init__(self._searched, embedding, cache_bytes, now)  # type: ignore[arg-type]  # it is checked there
+        self._records = _VectorDocuments(clients, place, now)
+        super().__init__(self._records, embedding, cache_bytes, now)  # type: ignore[arg-type]  # it is checked there
         clients.hold()
         self._name = f"{clients.hosts}, {database_name}.{collection_name}"
 
@@ -241,13 +577,13 @@ class MongoDBVectorStore(RecordVectorStore):
             connection_string: `mongodb://...`.
             namespace: `"database.collection"`: a collection of this store's own, not one that langchain-mongodb filled.
             embedding: The embedding model.
-            **kwargs: The other arguments of the constructor.
+            **kwargs: The other arguments of the constructor. There is no index of Atlas to name or describe.
 
         Returns:
             The store.
 
         Raises:
-            ConfigurationError: `namespace` has no dot, or an argument describes an Atlas index.
+            ConfigurationError: `namespace` has no dot, or an argument is unknown.
 
         Example:
             ```python
@@ -257,13 +593,7 @@ class MongoDBVectorStore(RecordVectorStore):
             store = MongoDBVectorStore.from_connection_string("mongodb://localhost:27017", "app.fish", embedding)
             ```
         """
-        if given := sorted(ATLAS_ONLY & kwargs.keys()):
-            msg = (
-                f"{', '.join(given)}: this store searches without an index that has to be named or described, and "
-                "keeps documents in a form of its own. Leave it out; where there is Atlas Search, "
-                "setup(search_index=True) builds what is needed"
-            )
-            raise ConfigurationError(msg)
+        check_arguments(kwargs, cls)
         database, dot, collection = namespace.partition(".")
         if not dot:
             msg = f"namespace must be 'database.collection', got {redact(namespace)!r:.80}"
@@ -271,9 +601,9 @@ class MongoDBVectorStore(RecordVectorStore):
         return cls(connection_string, embedding, database, collection, **kwargs)
 
     @property
-    def collection(self) -> Any:
+    def collection(self) -> DriverCollection[BsonDict]:
         """The collection, with the guarantees pinned, for queries of your own."""
-        return self._searched.collection(self._searched.clients.sync())
+        return self._records.collection(self._records.clients.sync())
 
     def __repr__(self) -> str:
         """Name hosts and collection only."""
@@ -283,8 +613,8 @@ class MongoDBVectorStore(RecordVectorStore):
         """Build the indexes of the collection, however large it is.
 
         Args:
-            search_index: Build those of `$vectorSearch` and `$search` as well, for vectors of this embedding model. The
-                server builds them in the background; a process that searched before uses them after a restart.
+            search_index: Build that of `$vectorSearch` as well, for vectors of this embedding model. The server builds
+                it in the background; a store that searched before must be made anew to use it.
 
         Raises:
             ConfigurationError: The server has no search indexes.
@@ -297,50 +627,14 @@ class MongoDBVectorStore(RecordVectorStore):
         await adrive(self._setup(search_index))
 
     async def _setup(self, search_index: bool) -> None:
-        await self._step(self._searched.setup)
+        await self._step(self._records.setup)
         if search_index:
             dims = await self._embedder.known()
-            await self._step(lambda: self._searched.reading(self._searched.build_searches(dims)))
+            await self._step(lambda: self._records.build_search(dims))
 
-    def candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        """Search a user's records on the server by vector and by words, without loading them into this process.
-
-        Args:
-            user_id: The user.
-            vector: The question's vector, as `embed_query` returns it.
-            words: The question; the server stems it as English.
-            k: The most results of each search.
-
-        Returns:
-            Cosines and word scores by record id. What was written in the last seconds may be missing.
-
-        Raises:
-            TypeError: `user_id` is not a string.
-            ValueError: `user_id` is not a valid id, or `k` is below 0.
-            ConfigurationError: The deployment has no search indexes, or they are not ready.
-            HistoryReadError: The server cannot be reached or read.
-        """
-        return drive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)))
-
-    async def acandidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        """Run `candidates` asynchronously."""
-        return await adrive(self._candidates(check_id(user_id, "user_id"), vector, words, check_k(k)))
-
-    async def _candidates(self, user_id: str, vector: Any, words: str, k: int) -> Candidates:
-        searched, near = self._searched, question_vector(vector, self._embedder.dims)
-        if not {NEAR, WORDS} <= await self._step(lambda: searched.reading(searched.searches())):
-            msg = f"{self._name} has no search indexes that are ready: call setup(search_index=True) on a deployment"
-            raise ConfigurationError(f"{msg} with Atlas Search, and wait until they are built")
-        if not k or not words.strip():
-            return Candidates({}, {})
-        nearest = await self._step(lambda: searched.near(user_id, None, near, k))
-        saying = await self._step(lambda: searched.saying(user_id, words, k))
-        return Candidates({s.document.id or "": n for s, n in nearest}, {s.document.id or "": n for s, n in saying})
-
-    async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> list[tuple[StoredDocument, float]]:
+    async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> Hits:
         """Search on the server if its index is ready and the scope has only filters that the index covers."""
-        searched = self._searched
-        if scope.matches or NEAR not in await self._step(lambda: searched.reading(searched.searches())):
+        if scope.matches or not await self._step(self._records.has_search):
             return await super()._nearest(vector, k, scope)
-        found = await self._step(lambda: searched.near(scope.user_id, scope.session_id, vector, k))
+        found = await self._step(lambda: self._records.nearest(scope.user_id, scope.session_id, vector.tolist(), k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]

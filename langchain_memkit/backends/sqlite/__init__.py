@@ -4,8 +4,8 @@ Every write is one transaction (`BEGIN IMMEDIATE`) on a WAL database with `synch
 acknowledged survives a kill and a power cut, and half a turn is never seen. Deleted text is overwritten
 (`secure_delete`), the write-ahead log is emptied after `clear` and `purge`, and a small file is rewritten.
 
-`database` has the connections, `transactions` runs flows on them; `operations` has the SQL of histories,
-`vector_records` that of vectors. `vectors` needs the extra `vector`, so it is not imported here.
+`database` has the connections and runs flows on them; `history`, `key_value` and `vectors` have the SQL of their
+tables; `inspection` reads files without changing them. `vectors` needs the extra `vector`, so it is not imported here.
 """
 
 from langchain_memkit.backends.sqlite.history import SQLiteChatMessageHistory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import logging
 import os
 import re
@@ -13,80 +11,38 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from langchain_memkit._sync import Flow, Operation, drive, drive_in_thread
-from langchain_memkit.base import check_path, check_seconds
+from langchain_memkit._locks import ForkAware, ForkSafeLock
+from langchain_memkit._sync import Flow, drive_in_thread
+from langchain_memkit.base import Now, check_path, check_seconds, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
+from langchain_memkit.stores.backend import StoreBackend
+
+logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds; a fork from inside an operation must not wait for itself for ever
-
-
-class Closable(Protocol):
-    """An object whose idle connections are closed before a fork."""
-
-    def close_idle(self) -> None:
-        """Close the connections that are not in use."""
-
-
-class _Gate:
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.under_way = 0
-        self.forking = False
-
-
-_gate = _Gate()
-databases: weakref.WeakSet[Closable] = weakref.WeakSet()
-"""Everything that has connections to files."""
-
-
-@contextmanager
-def operation() -> Iterator[None]:
-    """Mark an operation that a fork waits for. If a fork is under way, wait for it first."""
-    gate = _gate
-    with gate.changed:
-        gate.changed.wait_for(lambda: not gate.forking, PATIENCE)
-        gate.under_way += 1
-    try:
-        yield
-    finally:
-        with gate.changed:
-            gate.under_way -= 1
-            gate.changed.notify_all()
-
-
-def _before() -> None:
-    with _gate.changed:
-        # from here on new operations wait; those under way may take `PATIENCE` seconds to finish
-        _gate.forking = True
-        _gate.changed.wait_for(lambda: _gate.under_way == 0, PATIENCE)
-    for database in list(databases):
-        database.close_idle()
-
-
-def _after_in_parent() -> None:
-    with _gate.changed:
-        _gate.forking = False
-        _gate.changed.notify_all()
-
-
-def _after_in_child() -> None:
-    # The parent's condition may be held by a thread that does not exist in the child, so it is replaced, not
-    # released.
-    global _gate
-    _gate = _Gate()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
-
-
 MAX_IDLE = 8  # connections kept open per file
 OWNER_ALONE = 0o600
+IMMUTABLE = "ro&immutable=1"  # needs no -wal and -shm beside the file: for a folder where they cannot be created
+REWRITTEN = 8 * 2**20  # bytes; a file up to this size is rewritten after a deletion, in some 0.05 s
+
+VECTOR_COLUMNS = """user_id TEXT NOT NULL, session_id TEXT NOT NULL,
+        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
+        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
+        v INTEGER NOT NULL"""
+VECTOR_INDEXES = """
+    CREATE INDEX vectors_user ON vectors (user_id, created_at);
+    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
+    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
+    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
+        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
+    END;
+"""
 
 MIGRATIONS = [
     """
@@ -110,23 +66,14 @@ MIGRATIONS = [
     """
     CREATE TABLE key_values (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, v INTEGER NOT NULL);
     """,
-    """
+    f"""
     CREATE TABLE vectors (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
-        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
-        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
-        v INTEGER NOT NULL
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, {VECTOR_COLUMNS}
     );
-    CREATE INDEX vectors_user ON vectors (user_id, created_at);
-    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
-    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
-    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
     CREATE TABLE vector_accesses (
         user_id TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (user_id, id)
     ) WITHOUT ROWID;
-    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
-        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
-    END;
+{VECTOR_INDEXES}
     CREATE TABLE vector_generations (
         user_id TEXT NOT NULL, session_id TEXT NOT NULL, generation TEXT NOT NULL, PRIMARY KEY (user_id, session_id)
     ) WITHOUT ROWID;
@@ -140,45 +87,64 @@ MIGRATIONS = [
     END;
     """,
     # Ids used to be unique among all users. The last number ever given out is copied too: numbers are never reused.
-    """
+    f"""
     CREATE TABLE vectors_of_users (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, user_id TEXT NOT NULL, session_id TEXT NOT NULL,
-        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
-        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
-        v INTEGER NOT NULL, UNIQUE (id, user_id)
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, {VECTOR_COLUMNS}, UNIQUE (id, user_id)
     );
     INSERT INTO vectors_of_users SELECT * FROM vectors;
     DELETE FROM sqlite_sequence WHERE name = 'vectors_of_users';
     INSERT INTO sqlite_sequence SELECT 'vectors_of_users', seq FROM sqlite_sequence WHERE name = 'vectors';
     DROP TABLE vectors;
     ALTER TABLE vectors_of_users RENAME TO vectors;
-    CREATE INDEX vectors_user ON vectors (user_id, created_at);
-    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
-    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
-    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
-    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
-        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
-    END;
+{VECTOR_INDEXES}
     """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 
+OWN_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(MIGRATIONS)))
 
 
-class Database:
-    """The connections to one file: a few idle ones are kept, and each is used by one thread at a time."""
+class Database(ForkAware):
+    """The connections to one file: a few idle ones are kept, and each is used by one thread at a time.
+
+    A fork waits for the connections in use and closes the others. Those of the parent must be neither used nor closed
+    in the child (sqlite.org/howtocorrupt.html), and the locks on files that SQLite notes in memory would be taken there
+    for the child's own. A database in memory stays behind, so that the two cannot diverge.
+    """
 
     def __init__(self, path: str, timeout: float, file_mode: int = OWNER_ALONE) -> None:
         self.path = path
         self.timeout = timeout
         self.file_mode = file_mode
         self.in_memory = path == ":memory:"
-        self._forget()
-        if not self.in_memory:
-            databases.add(self)
+        self._idle: list[tuple[tuple[int, int] | None, sqlite3.Connection]] = []  # each with the file it belongs to
+        self._lost = False  # an in-memory database was closed
+        self._turn = ForkSafeLock()  # an in-memory database has a single connection
+        self._changed = threading.Condition()  # of the next two
+        self._in_use = 0
+        self._forking = False
+        weakref.finalize(self, _close_all, self._idle)
+        super().__init__()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def before_fork(self) -> None:
+        """Wait for the connections in use, and close the others."""
+        with self._changed:
+            self._forking = True
+            self._changed.wait_for(lambda: self._in_use == 0, PATIENCE)
+        if not self.in_memory:
+            self.close()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Let waiting threads go on; in the child, begin without connections."""
+        if in_child:  # the condition may be held by a thread that does not exist here: it is replaced, not released
+            self._changed, self._in_use = threading.Condition(), 0
+            self.close()
+        with self._changed:
+            self._forking = False
+            self._changed.notify_all()
+
+    def __reduce__(self) -> tuple[Callable[..., Database], tuple[str, float, int]]:
         """Pickle the file name and options; another process opens the file itself."""
         if self.in_memory:
             msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
@@ -189,83 +155,65 @@ class Database:
         """Return this object: a copied history reads and writes the same conversation."""
         return self
 
-    def _forget(self) -> None:
-        self._idle: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
-        self._turnstile = threading.Lock()  # an in-memory database has a single connection
-        self._closed = False
-        self._file: tuple[int, int] | None = None  # the file (device, inode) to which the idle connections belong
-        self._pid = os.getpid()
-        weakref.finalize(self, _close_idle, self._pid, self._idle)
-
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
         """Lend a connection, and take it back afterwards."""
-        if self._pid != os.getpid():
-            # Connections opened in the parent must be neither used nor closed in the child
-            # (sqlite.org/howtocorrupt.html): they stay referenced, out of reach. An in-memory database stays behind
-            # with them: it counts as closed, so that using it raises instead of silently starting empty.
-            _INHERITED.append(self._idle)
-            self._forget()
-            self._closed = self.in_memory
-        with operation(), self._turnstile if self.in_memory else nullcontext(), self._lend() as connection:
-            yield connection
+        with self._changed:
+            self._changed.wait_for(lambda: not self._forking, PATIENCE)
+            self._in_use += 1
+        try:
+            with self._turn if self.in_memory else nullcontext():
+                if self._lost:
+                    msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
+                    raise sqlite3.ProgrammingError(msg)
+                yield from self._lend()
+        finally:
+            with self._changed:
+                self._in_use -= 1
+                self._changed.notify_all()
 
-    @contextmanager
     def _lend(self) -> Iterator[sqlite3.Connection]:
         file = self.identity()
-        with self._lock:
-            # The file was deleted or replaced: the old connections write to a file that no longer has a name.
-            if file != self._file:
-                _close_idle(self._pid, self._idle)
-                self._file = file
-            connection = self._idle.pop() if self._idle else None
-        access = FileAccess.WRITE
-        if connection is None:
-            if not self.in_memory:
-                make_file(self.path, self.file_mode)
-                access = file_access(self.path)
-            connection = self._open(access)
+        if file is None:
+            make_file(self.path, self.file_mode)
             file = self.identity()
-            with self._lock:
-                self._file = file
-        state = _state_of(self.path) if access is FileAccess.UNCHANGED else None
+        connection: sqlite3.Connection | None = None
+        with suppress(IndexError):  # none is idle
+            while connection is None:
+                known, connection = self._idle.pop()
+                if known != file:  # its file was deleted or replaced, and has no name any more
+                    connection.close()
+                    connection = None
+        before: tuple[int, int, int, int] | None = None
+        if connection is None:
+            address = ":memory:" if self.in_memory else file_uri(self.path)
+            if address.endswith(IMMUTABLE):
+                before = _state_of(self.path)
+            connection = self._open(address)
         try:
             yield connection
             # `immutable=1` switches off locking and change detection: what was read while the file changed may be
             # inconsistent.
-            if access is FileAccess.UNCHANGED and _state_of(self.path) != state:
+            if before and before != _state_of(self.path):
                 msg = "it was changed while it was read; call again"
                 raise sqlite3.OperationalError(msg)
         finally:
-            # interrupted, e.g. by Ctrl-C: the transaction did not happen
-            if connection.in_transaction:
+            if connection.in_transaction:  # interrupted, e.g. by Ctrl-C: the transaction did not happen
                 connection.rollback()
-            with self._lock:
-                keep = not self._closed and file == self._file and len(self._idle) < MAX_IDLE
-                keep = (
-                    keep and access is FileAccess.WRITE
-                )  # a read-only one is not kept: write access may be granted later
-                if keep:
-                    self._idle.append(connection)
-            if not keep:
+            # One without write access is not kept: access may be granted later.
+            if before is None and len(self._idle) < MAX_IDLE:
+                self._idle.append((file, connection))
+            else:
                 connection.close()
 
     def identity(self) -> tuple[int, int] | None:
         """Return device and inode of the file; None if there is no file."""
         if self.in_memory:
             return (0, 0)
-        try:
-            found = Path(self.path).stat()
-        except OSError:
-            return None
-        return (found.st_dev, found.st_ino)
+        state = _state_of(self.path)
+        return state and state[:2]
 
-    def _open(self, access: FileAccess) -> sqlite3.Connection:
-        if self.in_memory and self._closed:
-            msg = "this in-memory database was closed (or left behind by a fork), and its content went with it"
-            raise sqlite3.ProgrammingError(msg)
-        address = ":memory:" if self.in_memory else uri_of(self.path, access)
+    def _open(self, address: str) -> sqlite3.Connection:
         # No `isolation_level`: transactions are begun explicitly. Connections move between threads, but each is used
         # by one at a time, so SQLite's check of the thread is switched off.
         connection = sqlite3.connect(
@@ -274,9 +222,8 @@ class Database:
         try:
             connection.row_factory = sqlite3.Row
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no session
-            if access is not FileAccess.WRITE:
-                self._check_version(connection)
-                self._closed = False
+            if address.endswith(IMMUTABLE):
+                self._version(connection)
                 return connection
             deadline = time.monotonic() + self.timeout
             while True:
@@ -293,149 +240,88 @@ class Database:
             connection.execute("PRAGMA secure_delete = ON")
             self._migrate(connection)
         except BaseException:
-            connection.close()
+            connection.close()  # ends a transaction, too
             raise
-        self._closed = False
         return connection
 
-    def _check_version(self, connection: sqlite3.Connection) -> int:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    def _version(self, connection: sqlite3.Connection) -> int:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > len(MIGRATIONS):
             msg = f"{self.path} was written by a newer memkit (format {version}); this one knows {len(MIGRATIONS)}"
             raise ConfigurationError(msg)
-        return int(version)
+        return version
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        if self._check_version(connection) == len(MIGRATIONS):
+        if self._version(connection) == len(MIGRATIONS):
             return
         connection.execute("BEGIN IMMEDIATE")
-        try:
-            # again, now under the lock: another process may have migrated the file meanwhile
-            version = self._check_version(connection)
-            for script in MIGRATIONS[version:]:
-                for statement in _statements(script):
+        # The version again, now under the lock: another process may have migrated the file meanwhile.
+        for script in MIGRATIONS[self._version(connection) :]:
+            statement = ""
+            for line in script.splitlines():  # `executescript` would commit
+                statement += f"{line}\n"
+                if sqlite3.complete_statement(statement):
                     connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:  # a full disk ends it by itself
-                connection.execute("ROLLBACK")
-            raise
+                    statement = ""
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute("COMMIT")
 
     def close(self) -> None:
         """Close the idle connections. A file is opened again at its next use; an in-memory database is gone."""
-        with self._lock:
-            self._closed = True
-        self.close_idle()
-
-    def close_idle(self) -> None:
-        """Close the connections that are not in use; the next use opens new ones."""
-        with self._lock:
-            _close_idle(self._pid, self._idle)
+        self._lost = self.in_memory
+        _close_all(self._idle)
 
 
-def _close_idle(pid: int, idle: list[sqlite3.Connection]) -> None:
-    """Close connections, but only in the process that opened them."""
-    while idle and pid == os.getpid():
-        idle.pop().close()
-
-
-_INHERITED: list[list[sqlite3.Connection]] = []
-
-
-class FileAccess(Enum):
-    """The access to a file, as an option of its address."""
-
-    WRITE = "mode=rw"  # never "rwc": SQLite would create the file readable for everybody
-    READ = "mode=ro"
-    UNCHANGED = "mode=ro&immutable=1"  # needs no -wal and -shm beside it: for a folder where they cannot be created
+def _close_all(idle: list[tuple[tuple[int, int] | None, sqlite3.Connection]]) -> None:
+    with suppress(IndexError):  # none is left
+        while True:
+            idle.pop()[1].close()
 
 
 def make_file(path: str, mode: int) -> None:
     """Create an empty file with these permissions, unless it exists; SQLite copies them to its -wal and -shm."""
-    if Path(path).exists():
-        return
     try:
         number = os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), mode)
-    except OSError as error:  # it exists, or SQLite will say why it cannot be opened
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            full = sqlite3.OperationalError("database or disk is full")
-            full.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise full from error
+    except OSError:  # it exists, or SQLite will say why it cannot be opened
         return
-    try:
-        if hasattr(os, "fchmod"):
-            os.fchmod(number, mode)  # the umask may have removed some of the permissions
-    finally:
-        os.close(number)
+    if hasattr(os, "fchmod"):
+        os.fchmod(number, mode)  # the umask may have removed some of the permissions
+    os.close(number)
 
 
-def file_access(path: str) -> FileAccess:
-    """Return the access that this process has to a file."""
-    log = _state_of(f"{path}-wal")
-    of_file, of_folder = (_may_write(name) for name in (path, Path(path).parent))
-    if of_file and (of_folder or log):
-        return FileAccess.WRITE
-    return FileAccess.READ if log and (log[0] or Path(f"{path}-shm").exists()) else FileAccess.UNCHANGED
+def file_uri(path: str, mode: str = "rw") -> str:
+    """Return the URI by which SQLite opens a file that is there, for writing or with `"ro"` never for that."""
+    is_writable = os.access(path, os.W_OK) and os.access(Path(path).parent, os.W_OK)
+    if not is_writable and not Path(f"{path}-wal").exists():  # nothing is created beside it then
+        mode = IMMUTABLE
+    return f"{Path(path).absolute().as_uri()}?mode={mode}"
 
 
-def uri_of(path: str, access: FileAccess) -> str:
-    """Return the URI of a file for SQLite, with an access mode."""
-    return f"{Path(path).absolute().as_uri()}?{access.value}"
-
-
-def _may_write(path: str | Path) -> bool:
-    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _state_of(path: str) -> tuple[int, int] | None:
-    """Return size and modification time of a file; None if there is no file."""
+def _state_of(path: str) -> tuple[int, int, int, int] | None:
     try:
         found = Path(path).stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 _databases: weakref.WeakValueDictionary[tuple[str, float, int], Database] = weakref.WeakValueDictionary()
-_databases_lock = threading.Lock()
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script one by one, to run them in one transaction (`executescript` would commit)."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+_databases_lock = ForkSafeLock()
 
 
 def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
-    """Return the one `Database` per file, timeout, mode and process; in-memory ones are never shared.
-
-    Args:
-        path: The file, or `":memory:"`.
-        timeout: Seconds to wait for another process that is writing; 0 not to wait.
-        file_mode: The permissions of the file if it is created.
-
-    Raises:
-        TypeError: The path is not a file name.
-        ConfigurationError: The path is a connection string, or another argument is out of range.
-    """
-    if not isinstance(path, (str, Path)) or not str(path):
-        msg = f"path must be a file name or ':memory:', not {type(path).__name__}"
-        raise TypeError(msg)
-    if timeout != 0:  # 0 means not to wait at all
+    """Return the one `Database` per file, timeout, mode and process; in-memory ones are never shared."""
+    if path == "":
+        msg = "path must be a file name or ':memory:', not empty"
+        raise ConfigurationError(msg)
+    if timeout != 0:  # 0 means not to wait for another process
         check_seconds(timeout, "timeout")
     if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
-        given = oct(file_mode) if type(file_mode) is int else f"{file_mode!r:.50}"
-        msg = f"file_mode must be the rights of a new file, from 0o600 to 0o777, e.g. 0o660 for a group; got {given}"
+        msg = f"file_mode must be from 0o600 to 0o777, e.g. 0o660 for a group, not {file_mode!r:.50}"
         raise ConfigurationError(msg)
     if str(path) == ":memory:":
         return Database(":memory:", timeout)
-    name = os.path.abspath(check_path(path))
-    key = (name, timeout, file_mode)
+    key = (os.path.abspath(check_path(path)), timeout, file_mode)
     with _databases_lock:
         # The dictionary is weak: a database is shared while somebody uses it, and its connections close with the last
         # user.
@@ -464,35 +350,30 @@ def explain_error(error: Exception) -> str:
     """Return SQLite's message, with a hint on what to do where it is too short."""
     if isinstance(error, UnicodeDecodeError):
         return f"database disk image is malformed ({REPAIR})"
-    hint = HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the higher bits say where in SQLite
+    hint = HINTS.get(_code_of(error))
     return f"{error} ({hint})" if hint else str(error)
 
 
-logger = logging.getLogger("langchain_memkit")
-
-WRITTEN_ANEW = 8 * 2**20  # bytes; a file up to this size is rewritten after a deletion, in some 0.05 s
-
-T = TypeVar("T")
+def _code_of(error: BaseException) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits say where in SQLite
 
 
-@dataclass(slots=True)
-class WithConnection(Operation[T]):
-    """Do `work(connection)` on a borrowed connection."""
+class Transactions(StoreBackend):
+    """Reads and writes of flows, which call SQLite: they never run on an event loop, but in a worker thread.
 
-    work: Callable[[sqlite3.Connection], T]
+    Transactions are not retried: SQLite itself waits for other writers.
+    """
 
-
-class Transactions:
-    """Runners and steps of flows. Transactions are not retried: SQLite itself waits for other writers."""
-
-    _database: Database
+    def __init__(self, database: Database, now: Now = utc_now) -> None:
+        self._database = database
+        self._now = now
 
     def __repr__(self) -> str:
         """Show the file."""
         return f"{type(self).__name__}({self._database.path!r})"
 
     @property
-    def place(self) -> Any:
+    def place(self) -> object:
         """A value that is equal for stores on the same file, under whatever name or link."""
         if self._database.in_memory:
             return self._database
@@ -503,71 +384,63 @@ class Transactions:
         """Whether the database has no file."""
         return self._database.in_memory
 
-    def run(self, flow: Flow[T]) -> T:
-        """Run a flow, each step on a borrowed connection."""
-
-        def perform(operation: WithConnection[Any]) -> Any:
-            with self._database.connection() as connection:
-                return operation.work(connection)
-
-        return drive(flow, perform)
-
     async def arun(self, flow: Flow[T]) -> T:
         """Run a flow in a worker thread, SQLite's only way to be async. Cancelling does not stop the thread."""
         return await drive_in_thread(flow, self.run)
+
+    async def setup(self) -> None:
+        """Open the file, which creates its tables."""
+        with self._reading():
+            pass
 
     def close(self) -> None:
         """Close the idle connections."""
         self._database.close()
 
-    async def aclose(self) -> None:
-        """Run `close` asynchronously."""
-        await asyncio.to_thread(self._database.close)
-
-    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection to a read, whose errors become `HistoryReadError`."""
         try:
-            return await WithConnection(work)
+            with self._database.connection() as connection:
+                yield connection
         except FAILURES as error:
             msg = f"cannot read {self._database.path}: {explain_error(error)}"
             raise HistoryReadError(msg) from error
 
+    async def _select(self, statement: str, **parameters: object) -> list[sqlite3.Row]:
+        """Return the rows of a query, which may use the time as `:now`."""
+        with self._reading() as connection:
+            return connection.execute(statement, {"now": self._now().timestamp(), **parameters}).fetchall()
+
+    async def _change(self, statement: str, *, deleting: bool = False, **parameters: object) -> int:
+        """Run one statement that writes, and return the number of rows that it changed."""
+        return await self._write(
+            lambda connection: connection.execute(statement, parameters).rowcount, deleting=deleting
+        )
+
     async def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> T:
-        """Run a function in one transaction.
-
-        Args:
-            work: The function of the connection.
-            deleting: If the disk is full, empty the write-ahead log and try again: SQLite needs room to delete, and
-                the room that the log gives back is often all there is.
-            **context: Attributes of the error, if one is raised.
-        """
-        committing = False
-
-        def written(connection: sqlite3.Connection) -> T:
-            try:
-                return transaction(connection)
-            except sqlite3.OperationalError as error:
-                if not deleting or _kind_of(error) not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-                    raise
-                with suppress(sqlite3.Error):
-                    _truncated(connection)
-                return transaction(connection)
-
-        def transaction(connection: sqlite3.Connection) -> T:
-            nonlocal committing
-            try:
-                # inside the try, because Ctrl-C may arrive between taking the lock and the next line
-                connection.execute("BEGIN IMMEDIATE")
-                result = work(connection)
-                committing = True
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            return result
-
+        """Run a function in one transaction; `context` has the attributes of an error, if one is raised."""
+        committing, once_more = False, deleting
         try:
-            return await WithConnection(written)
+            with self._database.connection() as connection:
+                while True:
+                    try:
+                        # inside the try, because Ctrl-C may arrive between taking the lock and the next line
+                        connection.execute("BEGIN IMMEDIATE")
+                        result = work(connection)
+                        committing = True
+                        connection.execute("COMMIT")
+                        return result
+                    except BaseException as error:
+                        if connection.in_transaction:
+                            connection.execute("ROLLBACK")
+                        # SQLite needs room to delete, and that which the log gives back is often all there is.
+                        is_full = _code_of(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+                        if not (once_more and is_full):
+                            raise
+                    once_more = False
+                    with suppress(sqlite3.Error):
+                        _empty_log(connection)
         except MessageTooLargeError as error:  # raised where the batch is not known: add its context
             raise MessageTooLargeError(str(error), **context) from None
         except (sqlite3.DataError, OverflowError) as error:
@@ -583,48 +456,33 @@ class Transactions:
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
     async def _erase(self, *, moved: bool = False) -> None:
-        """Empty the write-ahead log, which still holds deleted text. A reader may delay that until the next time.
-
-        Args:
-            moved: Whether to remove copies of rows as well. `secure_delete` overwrites a row where it is; if SQLite had
-                moved it before, as it does when neighbouring rows change, the page that it came from keeps a copy
-                (after 8 of 120 purges of key-values, 1 of 240 of turns). Rewriting a small file leaves none; a file
-                with tables of other programs is not rewritten, since that would change the rowids of their rows.
-        """
-
-        def scrub(connection: sqlite3.Connection) -> None:
-            try:
-                connection.execute("PRAGMA busy_timeout = 200")
-                # The log first: while somebody reads, it cannot be emptied, and a rewritten file would stay in it.
-                if _truncated(connection) and moved and _small_and_ours(connection):
-                    connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file beside ours
-                    connection.execute("VACUUM")
-                    _truncated(connection)
-            finally:
-                connection.execute("PRAGMA temp_store = DEFAULT")
-                connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
+        """Empty the log, which still holds deleted text, and if `moved` remove copies of rows that SQLite had moved."""
+        # A reader may delay that until the next time. `secure_delete` overwrites a row where it is; if SQLite had moved
+        # it before, as it does when neighbouring rows change, the page that it came from keeps a copy (after 8 of 120
+        # purges of key-values, 1 of 240 of turns). Rewriting a small file leaves none; a file with tables of other
+        # programs is not rewritten, since that would change the rowids of their rows.
 
         if self._database.in_memory:
             return
         try:
-            await WithConnection(scrub)
+            with self._database.connection() as connection:
+                try:
+                    connection.execute("PRAGMA busy_timeout = 200")
+                    # The log first: while somebody reads, it cannot be emptied, and a rewritten file would stay in it.
+                    (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
+                    tables = {name for (name,) in connection.execute(OWN_TABLES).fetchall()}
+                    if _empty_log(connection) and moved and pages * size <= REWRITTEN and tables <= TABLES:
+                        connection.execute("PRAGMA temp_store = MEMORY")  # no temporary file beside ours
+                        connection.execute("VACUUM")
+                        _empty_log(connection)
+                finally:
+                    connection.execute("PRAGMA temp_store = DEFAULT")
+                    connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
         except FAILURES as error:
             msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
             logger.warning(msg, self._database.path, explain_error(error))
 
 
-def _kind_of(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits say where in SQLite
-
-
-def _truncated(connection: sqlite3.Connection) -> bool:
+def _empty_log(connection: sqlite3.Connection) -> bool:
     """Empty the write-ahead log, and return whether that worked: not while somebody reads or writes."""
-    busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    return not busy
-
-
-def _small_and_ours(connection: sqlite3.Connection) -> bool:
-    """Return whether the file may be rewritten: it is small, and holds no tables of other programs."""
-    (pages,), (size,) = (connection.execute(f"PRAGMA page_{of}").fetchone() for of in ("count", "size"))
-    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-    return bool(pages * size <= WRITTEN_ANEW and {name for (name,) in tables.fetchall()} <= TABLES)
+    return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]

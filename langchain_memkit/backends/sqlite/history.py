@@ -7,11 +7,11 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
@@ -45,6 +45,8 @@ from langchain_memkit.stores.history_rows import (
     until_limit,
 )
 
+T = TypeVar("T")
+
 HERE = "user_id = :user AND session_id = :session"
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
 SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
@@ -59,11 +61,7 @@ LOST = (  # the newest position between two others that has message ids but no r
 
 
 def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite3.Row]:
-    """Return the rows as a list, checked to be of this session: a damaged index may lead to rows of others.
-
-    Raises:
-        sqlite3.DatabaseError: A row belongs to another session.
-    """
+    """Return the rows as a list, checked to be of this session: a damaged index may lead to rows of others."""
     found = list(rows)
     if any((row["user_id"], row["session_id"]) != scope for row in found):
         msg = f"its index is damaged: {REPAIR}"
@@ -72,29 +70,15 @@ def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite
 
 
 def lost_turns(connection: sqlite3.Connection, scope: SessionScope, seqs: Sequence[int], end: int) -> list[Turn]:
-    """Report positions that have message ids but no row, as turns with a problem.
-
-    A damaged index hides rows without an error. Deleting a row deletes its message ids too, so a deleted turn is not
-    taken for lost.
-
-    Args:
-        connection: The connection.
-        scope: The session.
-        seqs: Positions in descending order: those of the rows read, and an upper end. The gaps between them are
-            searched.
-        end: The lowest position, exclusive.
-
-    Returns:
-        Newest first; at most one for each gap.
-    """
+    """Report positions that have message ids but no row, as turns with a problem, at most one in each gap."""
+    # A damaged index hides rows without an error. Deleting a row deletes its message ids too, so a deleted turn is not
+    # taken for lost. The gaps are those between `seqs`, in descending order, down to `end`.
     lost: list[Turn] = []
     for below, above in pairwise([*(seq for seq in seqs if seq > end), end]):
-        if below - above > 1:
-            given = {"user": scope.user_id, "session": scope.session_id, "above": above, "below": below}
-            row = connection.execute(LOST, given).fetchone()
-            if row:
-                problem = f"turn {row[0]}: its row is not found, the file is damaged: {REPAIR}"
-                lost.append(Turn(row[0], 0, "", None, [], [], problems=[problem]))
+        given = {"user": scope.user_id, "session": scope.session_id, "above": above, "below": below}
+        if below - above > 1 and (row := connection.execute(LOST, given).fetchone()):
+            problem = f"turn {row[0]}: its row is not found, the file is damaged: {REPAIR}"
+            lost.append(Turn(row[0], 0, "", None, [], [], problems=[problem]))
     return lost
 
 
@@ -103,38 +87,19 @@ def checksum_of(text: str | bytes) -> int:
     return zlib.crc32(text.encode("utf-8", "replace") if isinstance(text, str) else text)
 
 
-def fits_checksum(row: Mapping[str, Any]) -> bool:
-    """Return whether a row's messages match their checksum; rows of memkit 0.1.0 have none and pass."""
-    known = row.get("checksum")
-    if known is None:
-        return True
-    messages = row["messages"]
-    return isinstance(messages, (str, bytes)) and known == checksum_of(messages)
-
-
-def parse_json(text: object) -> Any:
-    """Parse the JSON of a cell; None, which is never stored, if it is damaged."""
+def parse_cell(parse: Callable[[Any], T], value: Any) -> T | None:
+    """Parse a cell, which may hold anything if it is damaged; None then, and for NULL."""
     try:
-        return json.loads(text)  # type: ignore[arg-type]  # a damaged cell may hold anything
-    except (TypeError, ValueError, RecursionError):
+        return parse(value)
+    except (TypeError, ValueError, OverflowError, OSError, RecursionError):
         return None
 
 
-def date_of(seconds: Any) -> datetime | None:
-    """Return a datetime from stored seconds; None if damaged or out of range."""
-    try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
+parse_json = partial(parse_cell, json.loads)
+date_of: Callable[[Any], datetime | None] = partial(parse_cell, partial(datetime.fromtimestamp, tz=UTC))
+iso_date_of: Callable[[Any], datetime | None] = partial(parse_cell, datetime.fromisoformat)
 
-
-def iso_date_of(text: object) -> datetime | None:
-    """Return a datetime from stored ISO 8601 text; None if damaged."""
-    try:
-        return datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-
+Kind: TypeAlias = Literal["turn", "clear", "purge"]
 
 MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every turn stored here can be migrated there
 
@@ -142,87 +107,153 @@ MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every t
 class SQLiteTurnStore(Transactions, TurnStore):
     """The turn store on SQLite, as flows of a step or two each."""
 
-    layout = "turns"
-
     def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
         check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
-        self._database = database
+        super().__init__(database, now)
         self._ttl = ttl
         self._counter = token_counter
-        self._now = now
-
-    async def setup(self) -> None:
-        """Open the file, which creates its tables."""
-        await self._read(lambda connection: None)
-
-    async def page_back(
-        self, scope: SessionScope, older: tuple[int, int] | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
-        """Return a page of turns before `older` = (seq, base), newest first, down to position `floor`."""
-        return await self._read(partial(self._page_back, scope, older, limit, enough, floor))
-
-    async def page_forward(
-        self, scope: SessionScope, after: int | None, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], int | None]:
-        """Return a page of turns after a position, oldest first, and the position to continue from (None: the end).
-
-        Args:
-            scope: The session.
-            after: The position; None for all.
-            limit: The greatest number of rows.
-            hidden: Include soft-deleted turns.
-        """
-        return await self._read(partial(self._page_forward, scope, after, limit, hidden))
-
-    async def unowned(self, session_id: str) -> str | None:
-        """Return the op of a turn of this session that was stored without a user; None if there is none."""
-        return await self._read(partial(self._unowned, session_id))
-
-    async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
-        """Return those of the ids that belong to live messages of the session."""
-        return await self._read(partial(self._stored_ids, scope, ids))
-
-    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
-        """Return the user's sessions, most recently used first; `hidden` counts soft-deleted turns as well."""
-        return await self._read(partial(self._sessions, user_id, hidden))
-
-    async def owners(self) -> list[str]:
-        """Return every user id that has turns."""
-
-        def distinct(connection: sqlite3.Connection) -> list[str]:
-            rows = connection.execute("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
-            return [row[0] for row in rows]
-
-        return await self._read(distinct)
-
-    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
-        """Store a batch in one transaction, and return the position of its last row."""
-        work = partial(self._append, scope, batch, expected_seq, origin)
-        return await self._write(work, **batch.error_context)
-
-    async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool:
-        """Set or remove the soft-delete flag of a turn, and return whether there is such a turn."""
-        return await self._write(partial(self._flag, scope, turn, deleted))
-
-    async def clear(self, scope: SessionScope) -> None:
-        """Insert a tombstone into the session and delete everything older."""
-        await self._write(lambda connection: self._void(connection, scope), deleting=True)
-        await self._erase(moved=True)
-
-    async def purge(self, user_id: str) -> dict[str, int]:
-        """Insert a tombstone into every session of the user, delete everything else, and return counts."""
-        counts = await self._write(partial(self._purge, user_id), deleting=True)
-        await self._erase(moved=True)
-        return counts
 
     @property
     def ttl(self) -> float | None:
         """Seconds after which a turn expires; None if it stays."""
         return self._ttl
 
-    # -- operations within a transaction; each takes the connection last, so that the rest can be bound
+    async def page_back(
+        self, scope: SessionScope, older: tuple[int, int] | None, limit: int, enough: PageLimit, floor: int = 0
+    ) -> Page:
+        """Return a page of turns before `older` = (seq, base), newest first, down to position `floor`."""
+        with self._reading() as connection:
+            before, base = older or (MOST + 1, 0)
+            # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
+            # finished.
+            base = max(base, floor - 1)
+            found = connection.execute(
+                f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+                " ORDER BY seq DESC LIMIT :limit",
+                self._parameters(scope, before=before, base=base, limit=limit),
+            )
+            rows = check_owner(found, scope)
+            # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
+            head = next((SessionHead(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
+            if older is None:
+                base = max(base, head.base) if rows else 0
+            # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a
+            # later append notices a purge of a session that held nothing.
+            epoch = head.epoch or self._purged(connection, scope.user_id)
+            shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
+            # The rows are decoded lazily: the rest of the page is not, once it holds enough.
+            turns, stopped = until_limit((self._turn(row, enough.messages) for row in shown), enough)
+            last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
+            # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
+            seqs = [before, *(row["seq"] for row in rows if row["seq"] > base)]
+            if lost := lost_turns(connection, scope, seqs, last or base):
+                turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
+            return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
-    def _parameters(self, scope: SessionScope, **more: Any) -> dict[str, Any]:
+    async def page_forward(
+        self, scope: SessionScope, after: int | None, limit: int, *, hidden: bool = False
+    ) -> tuple[list[Turn], int | None]:
+        """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
+        with self._reading() as connection:
+            begin = max(after or 0, (self._head(connection, scope) or EMPTY).base)
+            found = connection.execute(
+                f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST}"
+                " ORDER BY seq LIMIT :limit",
+                self._parameters(scope, after=begin, limit=limit),
+            )
+            rows = check_owner(found, scope)
+            turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
+            is_full = len(rows) == limit
+            # On the last page the gap behind the last row counts as well.
+            seqs = [*([] if is_full else [MOST + 1]), *(row["seq"] for row in reversed(rows))]
+            if lost := lost_turns(connection, scope, seqs, begin):
+                turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
+            return turns, rows[-1]["seq"] if is_full else None
+
+    async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that belong to live messages of the session."""
+        query = (
+            "SELECT DISTINCT m.message_id FROM message_ids m JOIN turns t USING (user_id, session_id, seq)"
+            " WHERE m.user_id = :user AND m.session_id = :session"
+            " AND m.message_id IN (SELECT value FROM json_each(:ids))"
+            " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted"
+        )
+        found = await self._select(query, **self._parameters(scope, ids=json.dumps(list(ids))))
+        return {row[0] for row in found} & set(ids)
+
+    async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
+        """Return the user's sessions, most recently used first; `hidden` counts soft-deleted turns as well."""
+        query = (
+            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
+            f" AND kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE}"
+            " GROUP BY session_id ORDER BY MAX(created_at) DESC"
+        )
+        rows = await self._select(query, user=user_id)
+        return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
+
+    async def owners(self) -> list[str]:
+        """Return every user id that has turns."""
+        rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
+        return [row[0] for row in rows]
+
+    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
+        """Store a batch in one transaction, and return the position of its last row."""
+
+        def write(connection: sqlite3.Connection) -> int:
+            self._expire(connection, scope)
+            head = self._head(connection, scope)
+            rows = connection.execute(
+                f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
+                self._parameters(scope, ops=json.dumps([row.op for row in batch.rows])),
+            )
+            # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this decision and the inserts.
+            inserts, seq = plan_append(
+                scope,
+                batch,
+                {row["op"]: self._turn(row) for row in check_owner(rows, scope)},
+                head,
+                purged=self._purged(connection, scope.user_id),
+                now=self._now(),
+                origin=origin,
+                expected_seq=expected_seq,
+                last=self._last(connection, scope, head),  # damaged rows count: their positions are still taken
+            )
+            for place, row in inserts:
+                self._insert(connection, scope, place, "turn", row)
+            return seq
+
+        return await self._write(write, **batch.error_context)
+
+    async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool:
+        """Set or remove the soft-delete flag of a turn, and return whether there is such a turn."""
+        column = "op" if isinstance(turn, str) else "seq"
+        update = f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'"
+        given = self._parameters(scope, turn=turn, deleted=int(deleted))
+        return bool(await self._change(update, deleting=False, **given))
+
+    async def clear(self, scope: SessionScope) -> None:
+        """Insert a tombstone into the session and delete everything older."""
+        await self._write(lambda connection: self._void(connection, scope, "clear"), deleting=True)
+        await self._erase(moved=True)
+
+    async def purge(self, user_id: str) -> dict[str, int]:
+        """Insert a tombstone into every session of the user, delete everything else, and return counts."""
+        query = "SELECT DISTINCT session_id FROM turns WHERE user_id = ? AND session_id <> '' ORDER BY 1"
+
+        def write(connection: sqlite3.Connection) -> list[int]:
+            # First the tombstone of the user: it refuses turns of sessions that hold no rows yet, which get none of
+            # their own.
+            self._void(connection, SessionScope(user_id, ""), "purge")
+            names = [name for (name,) in connection.execute(query, (user_id,)).fetchall()]
+            return [self._void(connection, SessionScope(user_id, name), "clear") for name in names]
+
+        deleted = await self._write(write, deleting=True)
+        await self._erase(moved=True)
+        return {"sessions": sum(1 for n in deleted if n), "turns": sum(deleted)}
+
+    # -- operations within a transaction
+
+    def _parameters(self, scope: SessionScope, **more: object) -> dict[str, object]:
         return {"user": scope.user_id, "session": scope.session_id, "now": self._now().timestamp(), **more}
 
     def _head(self, connection: sqlite3.Connection, scope: SessionScope) -> SessionHead | None:
@@ -237,152 +268,36 @@ class SQLiteTurnStore(Transactions, TurnStore):
         head = self._head(connection, SessionScope(user_id, "")) if user_id else None
         return head.epoch if head else 0
 
-    def _page_back(
-        self,
-        scope: SessionScope,
-        older: tuple[int, int] | None,
-        limit: int,
-        enough: PageLimit,
-        floor: int,
-        connection: sqlite3.Connection,
-    ) -> Page:
-        before, base = older or (MOST + 1, 0)
-        # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
-        # finished.
-        base = max(base, floor - 1)
-        found = connection.execute(
-            f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
-            " ORDER BY seq DESC LIMIT :limit",
-            self._parameters(scope, before=before, base=base, limit=limit),
-        )
-        rows = check_owner(found, scope)
-        # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
-        head = next((SessionHead(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
-        if older is None:
-            base = max(base, head.base) if rows else 0
-        # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a later
-        # append notices a purge of a session that held nothing.
-        epoch = head.epoch or self._purged(connection, scope.user_id)
-        shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
-        # The rows are decoded lazily: the rest of the page is not, once it holds enough.
-        turns, stopped = until_limit((self._turn(row, enough.messages) for row in shown), enough)
-        last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
-        # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
-        lost = lost_turns(connection, scope, [before, *(row["seq"] for row in rows if row["seq"] > base)], last or base)
-        if lost:
-            turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
-        return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
-
-    def _page_forward(
-        self, scope: SessionScope, after: int | None, limit: int, hidden: bool, connection: sqlite3.Connection
-    ) -> tuple[list[Turn], int | None]:
-        head = self._head(connection, scope) or EMPTY
-        found = connection.execute(
-            f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST} ORDER BY seq LIMIT :limit",
-            self._parameters(scope, after=max(after or 0, head.base), limit=limit),
-        )
-        rows = check_owner(found, scope)
-        turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
-        # On the last page the gap behind the last row counts as well.
-        end = [] if len(rows) == limit else [MOST + 1]
-        seqs = [*end, *(row["seq"] for row in reversed(rows))]
-        lost = lost_turns(connection, scope, seqs, max(after or 0, head.base))
-        if lost:
-            turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
-        return turns, rows[-1]["seq"] if len(rows) == limit else None
+    def _last(self, connection: sqlite3.Connection, scope: SessionScope, head: SessionHead | None) -> int:
+        """Return the last position ever taken in this session, including turns whose row is damaged."""
+        (known,) = connection.execute(
+            f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
+        ).fetchone()
+        return max((head or EMPTY).seq, known or 0)
 
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
         data = dict(row)
-        sound = fits_checksum(data)
-        for name in ("messages", "tokens"):
-            data[name] = parse_json(data[name])
-        data["createdAt"] = iso_date_of(data["created_at"])
+        known, messages = data.get("checksum"), data["messages"]  # rows of memkit 0.1.0 have no checksum
+        is_damaged = known is not None and not (isinstance(messages, (str, bytes)) and known == checksum_of(messages))
+        data["messages"] = None if is_damaged else parse_json(messages)
+        data["tokens"] = parse_json(row["tokens"])
+        data["createdAt"] = iso_date_of(row["created_at"])
         data["isDeleted"] = row["is_deleted"] == 1
         data["expiresAt"] = date_of(row["expires_at"])
-        if not sound:
-            data["messages"] = None
         turn = read_turn(data, self._counter, newest)
-        if not sound:
+        if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
         return turn
 
-    def _unowned(self, session_id: str, connection: sqlite3.Connection) -> str | None:
-        row = connection.execute(
-            f"SELECT op FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted LIMIT 1",
-            self._parameters(SessionScope("", session_id)),
-        ).fetchone()
-        return row and str(row[0])
-
-    def _stored_ids(self, scope: SessionScope, ids: Sequence[str], connection: sqlite3.Connection) -> set[str]:
-        known = connection.execute(
-            "SELECT DISTINCT m.message_id FROM message_ids m JOIN turns t USING (user_id, session_id, seq)"
-            " WHERE m.user_id = :user AND m.session_id = :session"
-            " AND m.message_id IN (SELECT value FROM json_each(:ids))"
-            " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted",
-            self._parameters(scope, ids=json.dumps(list(ids))),
-        )
-        return {row[0] for row in known} & set(ids)
-
-    def _sessions(self, user_id: str, hidden: bool, connection: sqlite3.Connection) -> list[SessionInfo]:
-        shown = "" if hidden else "AND NOT is_deleted"
-        rows = connection.execute(
-            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
-            f" AND kind = 'turn' {shown} AND {LIVE} GROUP BY session_id ORDER BY MAX(created_at) DESC",
-            self._parameters(SessionScope(user_id, "")),
-        )
-        return [
-            SessionInfo(session, count, iso_date_of(first), iso_date_of(last)) for session, count, first, last in rows
-        ]
-
-    def _append(
-        self,
-        scope: SessionScope,
-        batch: Batch,
-        expected_seq: int | None,
-        origin: ReadVersion,
-        connection: sqlite3.Connection,
-    ) -> int:
-        self._expire(connection, scope)
-        head = self._head(connection, scope)
-        # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this decision and the inserts.
-        inserts, seq = plan_append(
-            scope,
-            batch,
-            self._stored_rows(connection, scope, [row.op for row in batch.rows]),
-            head,
-            purged=self._purged(connection, scope.user_id),
-            now=self._now(),
-            origin=origin,
-            expected_seq=expected_seq,
-            last=self._last(connection, scope, head),  # damaged rows count: their positions are still taken
-        )
-        for place, row in inserts:
-            self._insert(connection, scope, place, "turn", row)
-        return seq
-
-    def _stored_rows(self, connection: sqlite3.Connection, scope: SessionScope, ops: list[str]) -> dict[str, Turn]:
-        rows = connection.execute(
-            f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
-            self._parameters(scope, ops=json.dumps(ops)),
-        )
-        return {row["op"]: self._turn(row) for row in check_owner(rows, scope)}
-
     def _insert(
-        self,
-        connection: sqlite3.Connection,
-        scope: SessionScope,
-        head: SessionHead,
-        kind: Literal["turn", "clear", "purge"],
-        row: TurnRow,
+        self, connection: sqlite3.Connection, scope: SessionScope, head: SessionHead, kind: Kind, row: TurnRow
     ) -> None:
         now = row.created_at or self._now()
-        expires: float | None = None
+        expires = None if row.expires_at is None else row.expires_at.timestamp()
         if kind != "turn":
             expires = (now + MARKER_TTL).timestamp()
         elif self._ttl is not None:
             expires = now.timestamp() + self._ttl
-        elif row.expires_at is not None:
-            expires = row.expires_at.timestamp()
         messages = json.dumps(row.messages, ensure_ascii=False)
         # the number of characters first, which is free: it is at most the number of bytes
         if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
@@ -391,35 +306,14 @@ class SQLiteTurnStore(Transactions, TurnStore):
                 "content elsewhere, and what leads to it in the message"
             )
             raise MessageTooLargeError(msg)
-        connection.execute(
-            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *scope,
-                head.seq,
-                row.op,
-                kind,
-                FORMAT_VERSION,
-                head.epoch,
-                head.base,
-                now.isoformat(),
-                expires,
-                int(row.is_deleted),
-                messages,
-                json.dumps(row.tokens),
-                counter_name(self._counter),
-                checksum_of(messages),
-            ),
-        )
+        values = [
+            *scope, head.seq, row.op, kind, FORMAT_VERSION, head.epoch, head.base, now.isoformat(), expires,
+            int(row.is_deleted), messages, json.dumps(row.tokens), counter_name(self._counter), checksum_of(messages),
+        ]  # fmt: skip
+        connection.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", values)
         # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.
         ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])
-
-    def _last(self, connection: sqlite3.Connection, scope: SessionScope, head: SessionHead | None) -> int:
-        """Return the last position ever taken in this session, including turns whose row is damaged."""
-        (known,) = connection.execute(
-            f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
-        ).fetchone()
-        return max((head or EMPTY).seq, known or 0)
 
     def _expire(self, connection: sqlite3.Connection, scope: SessionScope) -> None:
         """Delete expired rows: all of this session, to free their positions and turn ids, and up to 100 others."""
@@ -431,17 +325,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
         )
 
-    def _flag(self, scope: SessionScope, turn: int | str, deleted: bool, connection: sqlite3.Connection) -> bool:
-        column = "op" if isinstance(turn, str) else "seq"
-        cursor = connection.execute(
-            f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'",
-            self._parameters(scope, turn=turn, deleted=int(deleted)),
-        )
-        return cursor.rowcount > 0
-
-    def _void(
-        self, connection: sqlite3.Connection, scope: SessionScope, kind: Literal["clear", "purge"] = "clear"
-    ) -> int:
+    def _void(self, connection: sqlite3.Connection, scope: SessionScope, kind: Kind) -> int:
         """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
         self._expire(connection, scope)
         seq = self._last(connection, scope, self._head(connection, scope)) + 1
@@ -449,22 +333,11 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
         # (see `may_append`).
         self._insert(connection, scope, tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        others = f"FROM turns WHERE {HERE} AND seq <> :seq"
         parameters = self._parameters(scope, seq=seq)
-        (turns,) = connection.execute(
-            f"SELECT COUNT(*) FROM turns WHERE {HERE} AND seq <> :seq AND kind = 'turn'", parameters
-        ).fetchone()
-        connection.execute(f"DELETE FROM turns WHERE {HERE} AND seq <> :seq", parameters)
+        (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()
+        connection.execute(f"DELETE {others}", parameters)
         return int(turns)
-
-    def _purge(self, user_id: str, connection: sqlite3.Connection) -> dict[str, int]:
-        # First the tombstone of the user: it refuses turns of sessions that hold no rows yet, which get none of their
-        # own.
-        self._void(connection, SessionScope(user_id, ""), "purge")
-        names = connection.execute(
-            "SELECT DISTINCT session_id FROM turns WHERE user_id = ? AND session_id <> '' ORDER BY 1", (user_id,)
-        ).fetchall()
-        deleted = [self._void(connection, SessionScope(user_id, name)) for (name,) in names]
-        return {"sessions": sum(1 for n in deleted if n), "turns": sum(deleted)}
 
 
 class SQLiteOptions(TypedDict, total=False):
@@ -530,20 +403,11 @@ class SQLiteChatMessageHistory(TurnHistory):
         counter = resolve_counter(token_counter)
         store = SQLiteTurnStore(shared_database(path, timeout, file_mode), ttl, counter, now)
         super().__init__(
-            store,
-            session_id,
-            user_id,
-            history_size=history_size,
-            token_counter=counter,
-            on_corrupt=on_corrupt,
+            store, session_id, user_id, history_size=history_size, token_counter=counter, on_corrupt=on_corrupt
         )
 
     @classmethod
-    def factory(
-        cls,
-        path: str | os.PathLike[str],
-        **options: Unpack[SQLiteOptions],
-    ) -> HistoryFactory[Self]:
+    def factory(cls, path: str | os.PathLike[str], **options: Unpack[SQLiteOptions]) -> HistoryFactory[Self]:
         """Return a `get_session_history(session_id, user_id=None)` for this file.
 
         Args:

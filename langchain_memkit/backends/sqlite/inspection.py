@@ -1,59 +1,43 @@
-"""Inspection of a SQLite file: its tables and its health, without changing its content."""
+"""Look into SQLite files without changing them: the health of memkit's, the rows of other packages'."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explain_error, file_access, uri_of
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explain_error, file_uri
 from langchain_memkit.backends.sqlite.history import checksum_of
-from langchain_memkit.errors import HistoryReadError, HistoryWriteError
+from langchain_memkit.base import check_path
+from langchain_memkit.errors import ConfigurationError, HistoryReadError
 
-__all__ = [
-    "FileFacts",
-    "SchemaFault",
-    "build_missing",
-    "count_records",
-    "inspect_file",
-    "is_foreign",
-    "is_sqlite",
-    "library_version",
-    "tables_of",
-]
-
-MAGIC = b"SQLite format 3\x00"
 MOST_PROBLEMS = 10
+SECONDS = 5.0  # to wait for another process
+FOREIGN_SECONDS = 30.0  # to wait for another package
+COUNTED = {"turns": "WHERE messages <> '[]'", "key_values": "", "vectors": ""}  # a tombstone has no messages
 CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(messages AS BLOB))"
 SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-
-
-class SchemaFault(NamedTuple):
-    """A table, index or trigger that is missing or differs from the expected one."""
-
-    name: str
-    state: str  # "missing" or "wrong"
-    sql: str
+Older: TypeAlias = Callable[[str], Iterator[tuple[object, object, list[tuple[object, object]]] | None]]
+"""Reads the checkpoints before one: type, checkpoint, and type and value of each write to a channel that followed."""
+CHECKPOINT = (
+    "SELECT type, checkpoint, metadata, parent_checkpoint_id FROM checkpoints"
+    " WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
+)
 
 
 class FileFacts(NamedTuple):
-    """The findings of `inspect_file`; sizes are in bytes."""
+    """The findings of `inspect_file`."""
 
-    tables: frozenset[str]
+    counts: dict[str, int]  # rows of turns, key_values and vectors
     version: int
     known_version: int
-    journal_mode: str
     problems: list[str]
-    faults: list[SchemaFault]
-    size: int
-    unused: int
-    log_size: int
-    disk_free: int
+    faults: dict[str, str]  # tables, indexes and triggers that are missing or differ from the expected, by name
     modes: dict[str, int]  # the permissions of the file and its write-ahead log, by name
 
 
@@ -65,135 +49,150 @@ def library_version() -> str:
 def is_sqlite(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a SQLite database; an empty file counts as one without tables."""
     with Path(path).open("rb") as file:
-        head = file.read(len(MAGIC))
-    return head in (MAGIC, b"")
+        return file.read(16) in (b"SQLite format 3\x00", b"")
 
 
-def tables_of(path: str | os.PathLike[str], timeout: float = 5.0) -> frozenset[str]:
-    """Return the names of the tables in a file.
-
-    Raises:
-        HistoryReadError: It cannot be read.
-    """
-    with _reading(path, timeout) as connection:
+def tables_of(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the names of the tables in a file."""
+    with _reading(path) as connection:
         return frozenset(row[1] for row in connection.execute(SCHEMA) if row[0] == "table")
 
 
-def is_foreign(path: str | os.PathLike[str], timeout: float = 5.0) -> bool:
-    """Return whether a file has tables, none of which has the name of one of memkit's.
-
-    Raises:
-        HistoryReadError: It cannot be read.
-    """
-    tables = tables_of(path, timeout)
-    return bool(tables) and tables.isdisjoint(name for kind, name in _expected(len(MIGRATIONS)) if kind == "table")
-
-
-def inspect_file(path: str | os.PathLike[str], timeout: float = 5.0) -> FileFacts:
-    """Inspect a file: format, integrity (reads all of it), missing parts, disk space.
-
-    Args:
-        path: The file; it must exist.
-        timeout: Seconds to wait for another process.
-
-    Raises:
-        HistoryReadError: It cannot be read.
-    """
+def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
+    """Inspect a file that exists: content, format, integrity (reads all of it), missing parts, permissions."""
     name = os.fspath(path)
-    log = Path(f"{name}-wal")
-    log_size = log.stat().st_size if log.exists() else 0  # before opening: reading may checkpoint the log
-    with _reading(name, timeout) as connection:
+    with _reading(name) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-        present = {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
+        present = {row[1]: row[2] for row in connection.execute(SCHEMA)}
         rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
         problems = [str(row[0]) for row in rows if row[0] != "ok"]
         # Older formats have no checksums: the trigger came with their column.
-        if not problems and ("trigger", "turns_edited") in present:
+        if not problems and "turns_edited" in present:
             connection.create_function("memkit_checksum", 1, checksum_of, deterministic=True)
             (changed,) = connection.execute(CHANGED).fetchone()
             problems += [f"{changed} turns are damaged: their messages do not fit their checksums"] if changed else []
-        (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
-        (page,) = connection.execute("PRAGMA page_size").fetchone()
-    return FileFacts(
-        tables=frozenset(name for kind, name in present if kind == "table"),
-        version=version,
-        known_version=len(MIGRATIONS),
-        journal_mode=journal_mode,
-        problems=problems,
-        faults=list(_faults(present, version)),
-        size=Path(name).stat().st_size,
-        unused=unused * page,
-        log_size=log_size,
-        modes={str(file): stat.S_IMODE(file.stat().st_mode) for file in (Path(name), log) if file.exists()},
-        disk_free=shutil.disk_usage(Path(name).resolve().parent).free,
-    )
+        counts = {
+            table: connection.execute(f"SELECT COUNT(*) FROM {table} {rows}").fetchone()[0]
+            for table, rows in COUNTED.items()
+            if table in present and not problems
+        }
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for script in MIGRATIONS[:version]:
+            connection.executescript(script)
+        expected = {row[1]: row[2] for row in connection.execute(SCHEMA)}
+    faults = {
+        part: "not as memkit makes it" if part in present else "missing"
+        for part, sql in expected.items()
+        if present.get(part, "").split() != sql.split()
+    }
+    modes = {file: stat.S_IMODE(Path(file).stat().st_mode) for file in (name, f"{name}-wal") if Path(file).exists()}
+    return FileFacts(counts, version, len(MIGRATIONS), problems, faults, modes)
 
 
-def build_missing(path: str | os.PathLike[str], faults: list[SchemaFault], timeout: float = 30.0) -> None:
-    """Create the missing indexes and triggers, in one transaction; never tables.
-
-    Args:
-        path: The file.
-        faults: The findings of `inspect_file`.
-        timeout: Seconds to wait for another process.
-
-    Raises:
-        HistoryWriteError: It cannot be done; nothing was changed.
-    """
-    try:
-        with closing(sqlite3.connect(os.fspath(path), timeout=timeout, isolation_level=None)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            for fault in faults:
-                if fault.state == "missing":
-                    connection.execute(fault.sql)
-            connection.execute("COMMIT")
-    except FAILURES as error:
-        msg = f"cannot write {path}: {explain_error(error)}. Nothing was changed."
-        raise HistoryWriteError(msg) from error
-
-
-def count_records(path: str | os.PathLike[str], user_id: str, timeout: float = 5.0) -> int:
-    """Return the number of a user's vector records, without an embedding model.
-
-    Raises:
-        HistoryReadError: It cannot be read.
-    """
-    with _reading(path, timeout) as connection:
+def count_records(path: str | os.PathLike[str], user_id: str) -> int:
+    """Return the number of a user's vector records, without an embedding model."""
+    with _reading(path) as connection:
         (count,) = connection.execute("SELECT COUNT(*) FROM vectors WHERE user_id = ?", (user_id,)).fetchone()
     return int(count)
 
 
 @contextmanager
-def _reading(path: str | os.PathLike[str], timeout: float) -> Iterator[sqlite3.Connection]:
-    """Open a connection that creates no file and no table, and migrates nothing."""
-    name = os.path.abspath(path)
+def _reading(path: str | os.PathLike[str], mode: str = "rw", seconds: float = SECONDS) -> Iterator[sqlite3.Connection]:
+    """Open a connection that creates no file and no table, and migrates nothing; errors are `HistoryReadError`."""
     # With write access it is opened for writing: a read-only connection leaves the -wal and -shm files behind
-    address = uri_of(name, file_access(name))
+    name = os.path.abspath(path)
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=timeout)) as connection:
+        with closing(sqlite3.connect(file_uri(name, mode), uri=True, timeout=seconds)) as connection:
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
             yield connection
     except FAILURES as error:
-        msg = f"cannot read {name}: {explain_error(error)}"
+        msg = f"cannot read {path}: {explain_error(error)}"
         raise HistoryReadError(msg) from error
 
 
-def _faults(present: dict[tuple[str, str], str], version: int) -> Iterator[SchemaFault]:
-    """Yield the parts that a file of this version should have, but are missing or different."""
-    for key, sql in _expected(version).items():
-        if key not in present:
-            yield SchemaFault(key[1], "missing", sql)
-        elif _plain(present[key]) != _plain(sql):
-            yield SchemaFault(key[1], "wrong", sql)
+# -- files of other packages, read row by row, in order
 
 
-def _expected(version: int) -> dict[tuple[str, str], str]:
-    """Return the schema of a file of this version, as (type, name): SQL."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for script in MIGRATIONS[:version]:
-            connection.executescript(script)
-        return {(row[0], row[1]): row[2] for row in connection.execute(SCHEMA)}
+@contextmanager
+def _reading_table(path: Path, table: str, columns: Sequence[str]) -> Iterator[sqlite3.Connection]:
+    """Open a read-only connection to a file, and check that it has a table with these columns."""
+    if not path.is_file():
+        msg = f"there is no file {path}"
+        raise ConfigurationError(msg)
+    with _reading(path.resolve(), "ro", FOREIGN_SECONDS) as connection:
+        # SQLite takes an unknown name in quotes for a text, without an error, so the names are checked first.
+        there = _columns_of(connection, table)
+        if not there:
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+            names = ", ".join(sorted(repr(row[0]) for row in tables)) or "none"
+            msg = f"{path} has no table {table!r}; its tables: {names}"
+            raise ConfigurationError(msg)
+        if missing := [name for name in columns if name not in there]:
+            msg = f"table {table!r} of {path} has no column {missing[0]!r}; its columns: {', '.join(there)}"
+            raise ConfigurationError(msg)
+        yield connection
 
 
-def _plain(sql: str) -> str:
-    return " ".join(sql.split())
+class MessageTable:
+    """A table with one message per row, as langchain-community's `SQLChatMessageHistory` writes it."""
+
+    def __init__(self, path: str | os.PathLike[str], table: str, session_column: str) -> None:
+        self._columns = ("id", session_column, "message")
+        self._table = table
+        self._opened = partial(_reading_table, Path(check_path(path)), table, self._columns)
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        with self._opened() as connection:
+            return int(connection.execute(f"SELECT COUNT(*) FROM {_quoted(self._table)}").fetchone()[0])
+
+    def rows(self) -> Generator[tuple[object, object, object], None, None]:
+        """Yield session id, row id and message of every row, session by session, in order of the row ids."""
+        row_id, session, message = map(_quoted, self._columns)
+        query = f"SELECT {session}, {row_id}, {message} FROM {_quoted(self._table)} ORDER BY {session}, {row_id}"
+        with self._opened() as connection:
+            yield from connection.execute(query)
+
+
+def checkpoints_in(path: Path) -> Generator[tuple[object, object, object, object, Older], None, None]:
+    """Yield thread id, type, checkpoint, metadata and `Older` of the latest checkpoint of each root namespace.
+
+    The file is one that LangGraph's `SqliteSaver` wrote.
+    """
+    columns = "thread_id checkpoint_ns checkpoint_id parent_checkpoint_id type checkpoint metadata"
+    # LangGraph's checkpoint ids sort by time
+    newest = "SELECT thread_id, MAX(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id"
+    with _reading_table(path, "checkpoints", columns.split()) as connection:
+        for key in connection.execute(newest).fetchall():
+            for kind, blob, metadata, parent in connection.execute(CHECKPOINT, key).fetchall():
+                yield key[0], kind, blob, metadata, partial(_older, connection, key[0], parent)
+
+
+def _older(
+    connection: sqlite3.Connection, thread_id: object, parent: object, channel: str
+) -> Iterator[tuple[object, object, list[tuple[object, object]]] | None]:
+    """Yield the checkpoints before one, newest first, with the writes to a channel; None if one is missing."""
+    columns = _columns_of(connection, "writes")
+    order = ", ".join(name for name in ("task_path", "task_id", "idx") if name in columns)
+    query = (
+        "SELECT type, value FROM writes WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
+        f" AND channel = ? ORDER BY {order}"
+    )
+    seen: set[object] = set()  # a damaged chain of parents must not loop
+    while parent and parent not in seen:
+        seen.add(parent)
+        found = connection.execute(CHECKPOINT, (thread_id, parent)).fetchone()
+        if found is None or not columns:
+            yield None
+            return
+        yield found[0], found[1], connection.execute(query, (thread_id, parent, channel)).fetchall()
+        parent = found[3]
+
+
+def _columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+
+
+def _quoted(name: str) -> str:
+    """Quote a name for SQL, whatever it holds."""
+    return '"' + name.replace('"', '""') + '"'

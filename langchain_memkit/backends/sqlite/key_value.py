@@ -6,9 +6,8 @@ import json
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
-from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, Transactions, shared_database
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Transactions, shared_database
 from langchain_memkit.backends.sqlite.history import parse_json
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
@@ -17,7 +16,7 @@ IN_RANGE = "key >= :begin AND key < :end"
 UPSERT = (
     "INSERT INTO key_values VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value, v = excluded.v"
 )
-DELETE = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(?))"
+DELETE = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(:keys))"
 
 
 class SQLiteKeyValueStore(KeyValueStore[V]):
@@ -62,28 +61,16 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
 class _Rows(Transactions, KeyValueBackend):
     """The SQL of the table `key_values`, as flows."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
-        def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
-            return connection.execute(
-                "SELECT key, value, v FROM key_values WHERE key IN (SELECT value FROM json_each(?))",
-                (json.dumps(keys),),
-            ).fetchall()
-
-        rows = await self._read(select)
+        query = "SELECT key, value, v FROM key_values WHERE key IN (SELECT value FROM json_each(:keys))"
+        rows = await self._select(query, keys=json.dumps(keys))
         return {row["key"]: StoredValue(parse_json(row["value"]), row["v"]) for row in rows}
 
-    async def set(self, values: dict[str, Any]) -> None:
+    async def set(self, values: dict[str, object]) -> None:
         rows = _rows_of(values)
+        await self._write(lambda connection: connection.executemany(UPSERT, rows))
 
-        def upsert(connection: sqlite3.Connection) -> None:
-            connection.executemany(UPSERT, rows)
-
-        await self._write(upsert)
-
-    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
+    async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
         rows = _rows_of(values)
 
         def write(connection: sqlite3.Connection) -> tuple[bool, int]:
@@ -91,7 +78,7 @@ class _Rows(Transactions, KeyValueBackend):
             if connection.execute("SELECT 1 FROM key_values WHERE key = ?", (key,)).fetchone() is None:
                 return False, 0
             connection.executemany(UPSERT, rows)
-            return True, connection.execute(DELETE, (json.dumps(gone),)).rowcount if gone else 0
+            return True, connection.execute(DELETE, {"keys": json.dumps(gone)}).rowcount if gone else 0
 
         exists, deleted = await self._write(write, deleting=bool(gone))
         if deleted:
@@ -99,34 +86,22 @@ class _Rows(Transactions, KeyValueBackend):
         return exists
 
     async def delete(self, keys: Sequence[str]) -> None:
-        def delete(connection: sqlite3.Connection) -> int:
-            return connection.execute(DELETE, (json.dumps(keys),)).rowcount
-
-        if await self._write(delete, deleting=True):
+        if await self._change(DELETE, deleting=True, keys=json.dumps(keys)):
             await self._erase()
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
-        def select(connection: sqlite3.Connection) -> list[str]:
-            rows = connection.execute(
-                f"SELECT key FROM key_values WHERE {IN_RANGE} ORDER BY key LIMIT :limit",
-                {**_bounds(keys), "limit": limit},
-            )
-            return [row["key"] for row in rows]
-
-        return await self._read(select)
+        query = f"SELECT key FROM key_values WHERE {IN_RANGE} ORDER BY key LIMIT :limit"
+        return [row["key"] for row in await self._select(query, **_bounds(keys), limit=limit)]
 
     async def delete_range(self, keys: KeyRange) -> int:
-        def delete(connection: sqlite3.Connection) -> int:
-            return connection.execute(f"DELETE FROM key_values WHERE {IN_RANGE}", _bounds(keys)).rowcount
-
-        count = await self._write(delete, deleting=True)
+        count = await self._change(f"DELETE FROM key_values WHERE {IN_RANGE}", deleting=True, **_bounds(keys))
         await self._erase(moved=True)
         return count
 
 
-def _rows_of(values: dict[str, Any]) -> list[tuple[str, str, int]]:
+def _rows_of(values: dict[str, object]) -> list[tuple[str, str, int]]:
     return [(key, json.dumps(value, ensure_ascii=False), FORMAT_VERSION) for key, value in values.items()]
 
 
-def _bounds(keys: KeyRange) -> dict[str, Any]:
+def _bounds(keys: KeyRange) -> dict[str, str | bytes]:
     return {"begin": keys.begin, "end": b"" if keys.end is None else keys.end}  # any blob comes after every text

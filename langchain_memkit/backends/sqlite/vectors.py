@@ -8,25 +8,36 @@ import random
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Database, Transactions, shared_database
+from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Transactions, shared_database
 from langchain_memkit.backends.sqlite.history import LIVE, date_of, parse_json
 from langchain_memkit.base import Now, SessionInfo, utc_now
 from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
-from langchain_memkit.stores.vector_cache import ReadUpTo, SessionState, UserChanges
-from langchain_memkit.stores.vector_rows import DocumentRow, IndexRow, Mark, NewRecord, WriteResult, check_expected
-from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore, SessionSnapshot
+from langchain_memkit.stores.vector_rows import (
+    DocumentRow,
+    IndexRow,
+    Mark,
+    NewRecord,
+    ReadUpTo,
+    SessionSnapshot,
+    SessionState,
+    UserChanges,
+    VectorBackend,
+    WriteResult,
+    check_expected,
+)
+from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore
 
-CELLS = "seq, facts, stems_version, vector, text, metadata, digest, v"  # the columns of `Cells`, in order
+CELLS = "seq, facts, vector, text, metadata, digest, v"  # the columns of `IndexRow`, in order
 STORED = ", ".join(["seq", *DocumentRow._fields[1:]])
 TEXTS = STORED.replace(", vector", ", NULL")  # without the vector, which takes time to read
+Row: TypeAlias = Sequence[Any]
 COLUMNS = (
     "seq", "id", "user_id", "session_id", "round_id", "position", "digest", "created_at", "expires_at", "facts",
     "stems_version", "vector", "text", "metadata", "v",
@@ -35,12 +46,12 @@ INSERT = f"INSERT INTO vectors ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * l
 UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE id = ? AND user_id = ?"
 
 
-def values_of(row: NewRecord) -> list[Any]:
+def values_of(row: NewRecord) -> list[object]:
     """Return the values of a row in the order of `COLUMNS`; its number is filled in when it is written."""
     entry = row.entry
     # text that is not valid Unicode (a lone surrogate) is stored as a blob of JSON
     text = row.text if isinstance(row.text, str) else json.dumps(row.text).encode()
-    at, expires_at = _seconds(entry.at), _seconds(entry.expires_at)
+    at, expires_at = (None if date is None else date.timestamp() for date in (entry.at, entry.expires_at))
     facts = [
         entry.id, entry.session, entry.round_id, entry.position, at, entry.importance, entry.epoch, expires_at,
         row.said, entry.messages,
@@ -52,11 +63,7 @@ def values_of(row: NewRecord) -> list[Any]:
     ]  # fmt: skip
 
 
-def _seconds(at: datetime | None) -> float | None:
-    return None if at is None else at.timestamp()
-
-
-def cells_of(rows: Sequence[Sequence[Any]]) -> list[IndexRow]:
+def cells_of(rows: Sequence[Row]) -> list[IndexRow]:
     """Parse rows with the columns `CELLS`."""
     try:
         facts = json.loads(f"[{','.join([row[1] for row in rows])}]")  # all rows at once, which is faster
@@ -65,12 +72,12 @@ def cells_of(rows: Sequence[Sequence[Any]]) -> list[IndexRow]:
     except (TypeError, ValueError, RecursionError):
         facts = [parse_json(row[1]) for row in rows]
     return [
-        IndexRow(row[0], fact, row[2], row[3], parse_json(row[4]) if isinstance(row[4], bytes) else row[4], *row[5:])
+        IndexRow(row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:])
         for row, fact in zip(rows, facts, strict=True)
     ]
 
 
-def stored_of(row: Sequence[Any]) -> DocumentRow:
+def stored_of(row: Row) -> DocumentRow:
     """Parse a row with the columns `STORED`."""
     stored = DocumentRow(*row)
     text = parse_json(stored.text) if isinstance(stored.text, bytes) else stored.text
@@ -87,31 +94,26 @@ MARK = (
 LAST_STAMP = (
     f"SELECT seq FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE} ORDER BY position DESC LIMIT 1"
 )
+HIGHEST_STAMP = (  # that any row has or had, so that none is used twice
+    "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
+    " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
+)
 THESE = "IN (SELECT value FROM json_each(:these))"
+DELETE = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
+EXPIRE = (
+    "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100) RETURNING user_id, seq"
+)
 PROBE = "probe 1"
 
 
-class SQLiteVectorRecords(Transactions):
-    """The vector backend on SQLite; see `backends/_vectors` for how memories and searches use it."""
-
-    def __init__(self, database: Database, now: Now) -> None:
-        self._database = database
-        self._now = now
-
-    async def setup(self) -> None:
-        """Open the file, which creates its tables."""
-        await self._read(lambda connection: None)
+class _VectorRows(Transactions, VectorBackend):
+    """The `VectorBackend` on SQLite, whose methods are documented there."""
 
     # -- reading
 
-    async def _select(self, statement: str, **parameters: Any) -> list[Any]:
-        given = {"now": self._now().timestamp(), **parameters}
-        return await self._read(lambda connection: connection.execute(statement, given).fetchall())
-
     async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
         """Return the user's version (record count, sum of stamps), a session's generation, and records added since."""
-
-        def look(connection: sqlite3.Connection) -> UserChanges:
+        with self._reading() as connection:
             given = {"user": user_id, "session": session_id}
             count, total, generation = connection.execute(MARK, given).fetchone()
             # No state: the stamp of the session's last record serves as one.
@@ -124,50 +126,32 @@ class SQLiteVectorRecords(Transactions):
             more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
             return UserChanges(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
 
-        return await self._read(look)
-
     def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
-        """Return by how much the version changes when records are added in place of those with some stamps."""
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
     async def stamps(self, user_id: str) -> list[int]:
-        """Return the stamps of the user's records, in ascending order."""
         rows = await self._select("SELECT seq FROM vectors WHERE user_id = :user ORDER BY seq", user=user_id)
         return [row[0] for row in rows]
 
     async def cells(self, user_id: str, stamps: Sequence[int]) -> list[IndexRow]:
-        """Read the records with some stamps, to rank them."""
-        rows = await self._rows(CELLS, user_id, stamps)
-        return cells_of(rows)
-
-    async def stored(self, user_id: str, stamps: Sequence[int]) -> list[DocumentRow]:
-        """Read the records with some stamps, to return them as documents."""
-        rows = await self._rows(STORED, user_id, stamps)
-        return [stored_of(row) for row in rows]
-
-    async def _rows(self, columns: str, user_id: str, stamps: Sequence[int]) -> list[Any]:
         # the plus sign makes SQLite look the rows up by number, not by the index on users
-        statement = f"SELECT {columns} FROM vectors WHERE seq {THESE} AND +user_id = :user"
-        return await self._select(statement, user=user_id, these=json.dumps(stamps))
+        statement = f"SELECT {CELLS} FROM vectors WHERE seq {THESE} AND +user_id = :user"
+        return cells_of(await self._select(statement, user=user_id, these=json.dumps(stamps)))
 
     async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
-        """Read records of a user by id, to return them as documents."""
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
         rows = await self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
 
     async def owned(self, ids: Sequence[str]) -> bool:
-        """Return whether any user has a record with one of these ids."""
         statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
         return bool(await self._select(statement, these=json.dumps(ids)))
 
     async def accesses(self, user_id: str) -> dict[str, datetime]:
-        """Return the times at which the user's records were last recalled, by id."""
         rows = await self._select("SELECT id, at FROM vector_accesses WHERE user_id = :user", user=user_id)
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
     async def sessions(self, user_id: str) -> list[SessionInfo]:
-        """Return the user's sessions, most recently used first."""
         rows = await self._select(
             "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
             f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
@@ -177,7 +161,6 @@ class SQLiteVectorRecords(Transactions):
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
     async def probe(self) -> bytes | None:
-        """Return the stored vector of the probe text; None if nothing was embedded yet."""
         rows = await self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
@@ -189,21 +172,10 @@ class SQLiteVectorRecords(Transactions):
         ids: Sequence[str],
         messages: Collection[str] | None,
     ) -> SessionSnapshot:
-        """Read generation, last record (always: it costs nothing here), stored vectors, and records."""
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
-        def look(connection: sqlite3.Connection) -> tuple[str | None, list[Any], list[Any], list[Any]]:
-            generation = _generation(connection, user_id, session_id)
-            last = f"SELECT {TEXTS}, position FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE}"
-            last += " ORDER BY position DESC LIMIT 1"
-            vectors = f"SELECT digest, vector FROM vectors WHERE user_id = :user AND digest {THESE}"
-            vectors += " AND vector IS NOT NULL GROUP BY digest"
-            records = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
-
-            def found(statement: str, names: Sequence[str]) -> list[Any]:
-                return connection.execute(statement, {**given, "these": json.dumps(names)}).fetchall() if names else []
-
-            return generation, found(last, [session_id]), found(vectors, digests), found(records, ids)
+        def rows_of(connection: sqlite3.Connection, statement: str, names: Sequence[str]) -> list[Row]:
+            return connection.execute(statement, {**given, "these": json.dumps(names)}).fetchall() if names else []
 
         def draw(connection: sqlite3.Connection) -> str:
             # Another process may begin the session at the same time: the first one's generation is used by both.
@@ -211,17 +183,26 @@ class SQLiteVectorRecords(Transactions):
             connection.execute(statement, (user_id, session_id, uuid4().hex))
             return _generation(connection, user_id, session_id) or ""
 
-        generation, last, vectors, records = await self._read(look)
-        if generation is None:
-            generation = await self._write(draw)
-        shown = [[stored_of(row) for row in rows] for rows in ([row[:-1] for row in last], records)]
-        return SessionSnapshot(generation, shown[0], dict(map(tuple, vectors)), shown[1], last[0][-1] if last else 0)
+        here = "user_id = :user AND session_id = :session"
+        ordered = f"{here} AND {LIVE} ORDER BY position DESC LIMIT 1"
+        known = f"SELECT digest, vector FROM vectors WHERE user_id = :user AND digest {THESE}"
+        wanted = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
+        with self._reading() as connection:
+            generation = _generation(connection, user_id, session_id)
+            last = rows_of(connection, f"SELECT {TEXTS}, position FROM vectors WHERE {ordered}", [session_id])
+            vectors = rows_of(connection, f"{known} AND vector IS NOT NULL GROUP BY digest", digests)
+            records = rows_of(connection, wanted, ids)
+        return SessionSnapshot(
+            str(generation or await self._write(draw)),
+            [stored_of(row[:-1]) for row in last],
+            dict(map(tuple, vectors)),
+            [stored_of(row) for row in records],
+            last[0][-1] if last else 0,
+        )
 
     # -- writing
 
     async def keep_probe(self, probe: bytes) -> bytes:
-        """Store the probe's vector unless there is one, and return the stored one."""
-
         def keep(connection: sqlite3.Connection) -> bytes:
             connection.execute("INSERT OR IGNORE INTO vector_meta VALUES (?, ?)", (PROBE, probe))
             return bytes(connection.execute("SELECT value FROM vector_meta WHERE name = ?", (PROBE,)).fetchone()[0])
@@ -237,90 +218,63 @@ class SQLiteVectorRecords(Transactions):
         expected: Mapping[str, str],
         state: int | None,
     ) -> WriteResult | None:
-        """Store rows and delete others in one transaction; None if the session has another generation."""
         ready = [values_of(row) for row in rows]
-        return await self._write(partial(self._store, user_id, ready, delete, place, expected, state))
+        sessions = {row.entry.id: row.entry.session for row in rows}
+        now = self._now().timestamp()
 
-    def _store(
-        self,
-        user_id: str,
-        rows: Sequence[list[Any]],
-        delete: Sequence[str],
-        place: tuple[str, str] | None,
-        expected: Mapping[str, str],
-        state: int | None,
-        connection: sqlite3.Connection,
-    ) -> WriteResult | None:
-        # The session was forgotten after this write began: storing it would bring back erased text.
-        if place is not None and _generation(connection, user_id, place[0]) != place[1]:
-            return None
-        # Compare-and-set: whoever started from a cached snapshot has not seen records added since.
-        if place is not None and state is not None:
-            session = {"user": user_id, "session": place[0], "now": self._now().timestamp()}
-            last = connection.execute(LAST_STAMP, session).fetchone()
-            if (last[0] if last else 0) != state:
-                msg = f"session {place[0]!r:.80} was changed by somebody else. Nothing was stored: begin again."
-                raise HistoryConflictError(msg)
-        expired = connection.execute(
-            "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100)"
-            " RETURNING user_id, seq",
-            (self._now().timestamp(),),
-        ).fetchall()
-        ids = [row[1] for row in rows]
-        old = connection.execute(
-            f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user",
-            {"these": json.dumps([*ids, *delete, *expected]), "user": user_id},
-        ).fetchall()
-        here = {name: digest for name, _, session, digest in old if place and session == place[0]}
-        check_expected(expected, here)
-        old = [row for row in old if row[0] in {*ids, *delete}]
-        sessions = {row[1]: row[3] for row in rows}
-        for name, _, session, _ in old:
-            if name in sessions and session != sessions[name]:
-                msg = f"id {name!r:.80} belongs to a document of another session. Nothing was stored."
-                raise HistoryConflictError(msg)
-        known = {name: seq for name, seq, *_ in old}
-        stamp = _last_stamp(connection)
-        for row in rows:
-            # random gaps make the sum of stamps a version: two sets of records hardly ever have the same one
-            row[0] = stamp = stamp + random.randint(1, STEP)  # noqa: S311  # no secret
-            if row[1] in known:
-                connection.execute(UPDATE, (*row, row[1], user_id))
-            else:
-                connection.execute(INSERT, row)
-        gone = [name for name in delete if name in known]
-        if gone:
-            remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-            connection.execute(remove, {"these": json.dumps(gone), "user": user_id})
-        # The change covers expired rows too, else the writer's own cache would be taken for outdated.
-        lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
-        return WriteResult([row[0] for row in rows], (len(rows) - len(lost), sum(row[0] for row in rows) - sum(lost)))
+        def store(connection: sqlite3.Connection) -> WriteResult | None:
+            # The session was forgotten after this write began: storing it would bring back erased text.
+            if place is not None and _generation(connection, user_id, place[0]) != place[1]:
+                return None
+            # Compare-and-set: whoever started from a cached snapshot has not seen records added since.
+            if place is not None and state is not None:
+                last = connection.execute(LAST_STAMP, {"user": user_id, "session": place[0], "now": now}).fetchone()
+                if (last[0] if last else 0) != state:
+                    msg = f"session {place[0]!r:.80} was changed by somebody else. Nothing was stored: begin again."
+                    raise HistoryConflictError(msg)
+            expired = connection.execute(EXPIRE, (now,)).fetchall()
+            old = connection.execute(
+                f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user",
+                {"these": json.dumps([*sessions, *delete, *expected]), "user": user_id},
+            ).fetchall()
+            check_expected(expected, {row[0]: row[3] for row in old if place and row[2] == place[0]})
+            for name, _, session, _ in old:
+                if sessions.get(name, session) != session:
+                    msg = f"id {name!r:.80} belongs to a document of another session. Nothing was stored."
+                    raise HistoryConflictError(msg)
+            changed = {*sessions, *delete}
+            known = {name: seq for name, seq, *_ in old if name in changed}
+            stamps, (stamp,) = [], connection.execute(HIGHEST_STAMP).fetchone()
+            for row in ready:
+                # random gaps make the sum of stamps a version: two sets of records hardly ever have the same one
+                stamp += random.randint(1, STEP)  # noqa: S311  # no secret
+                stamps.append(stamp)
+                if row[1] in known:
+                    connection.execute(UPDATE, (stamp, *row[1:], row[1], user_id))
+                else:
+                    connection.execute(INSERT, (stamp, *row[1:]))
+            if gone := [name for name in delete if name in known]:
+                connection.execute(DELETE, {"these": json.dumps(gone), "user": user_id})
+            # The change covers expired rows too, else the writer's own cache would be taken for outdated.
+            lost = [*known.values(), *(seq for owner, seq in expired if owner == user_id)]
+            return WriteResult(stamps, (len(stamps) - len(lost), sum(stamps) - sum(lost)))
+
+        return await self._write(store)
 
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        """Store the time at which records were recalled, unless a later one is stored."""
         statement = (
             f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
             " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
         )
-        await self._changed(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
-
-    async def _changed(self, statement: str, *, deleting: bool = False, **parameters: Any) -> int:
-        def change(connection: sqlite3.Connection) -> int:
-            return connection.execute(statement, parameters).rowcount
-
-        count: int = await self._write(change, deleting=deleting)
-        return count
+        await self._change(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
 
     # -- deleting
 
     async def delete(self, user_id: str, ids: Sequence[str]) -> None:
-        """Delete records of a user."""
-        remove = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-        if await self._changed(remove, deleting=True, user=user_id, these=json.dumps(ids)):
+        if await self._change(DELETE, deleting=True, user=user_id, these=json.dumps(ids)):
             await self._erase()
 
     async def forget(self, user_id: str, session_id: str | None) -> int:
-        """Delete a session, or all of a user, and return the number of records deleted."""
         here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
 
         def delete(connection: sqlite3.Connection) -> int:
@@ -335,7 +289,6 @@ class SQLiteVectorRecords(Transactions):
         return count
 
     async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
-        """Delete the records above the limit, first those never recalled, and return their number."""
         never = (
             "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
             " (SELECT 1 FROM vector_accesses a WHERE a.user_id = :user AND a.id = v.id)"
@@ -356,15 +309,6 @@ class SQLiteVectorRecords(Transactions):
             return surplus - left
 
         return await self._write(delete)
-
-
-def _last_stamp(connection: sqlite3.Connection) -> int:
-    """Return the highest stamp that any row has or had, so that none is used twice."""
-    (stamp,) = connection.execute(
-        "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
-        " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
-    ).fetchone()
-    return int(stamp)
 
 
 def _generation(connection: sqlite3.Connection, user_id: str, session_id: str) -> str | None:
@@ -419,7 +363,7 @@ class SQLiteVectorStore(RecordVectorStore):
         now: Now = utc_now,
     ) -> None:
         database = shared_database(path, timeout, file_mode)
-        super().__init__(SQLiteVectorRecords(database, now), embedding, cache_bytes, now)
+        super().__init__(_VectorRows(database, now), embedding, cache_bytes, now)
         self._path = database.path
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,10 +11,7 @@ from typing import Any
 from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.matching.names import display_form
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
-from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.text import printable, printable_html
-
-__all__ = ["Entity", "EntityList", "Fact", "display_name", "list_entities"]
 
 
 def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
@@ -28,9 +25,13 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
             spellings[form] += 1
             own[form] += groups.root[name] == root  # short names that were moved here never become the display name
     spellings.update({rule.name: 0 for rule in book.rules.values() if groups.shown.get(root) == rule.other})
+
+    def quality(form: str) -> tuple[bool, int, bool, int, str]:
+        return form != form.lower(), own[form], form != form.upper(), len(form), form
+
     # A person's decision comes first; else a spelling with capitals, of these the most frequent, then one that is not
     # all capitals, then the longest.
-    best = groups.shown.get(root) or max(own, key=lambda form: _quality(form, own[form]), default=root)
+    best = groups.shown.get(root) or max(own, key=quality, default=root)
     others = sorted(spellings, key=lambda form: (-spellings[form], form))
     return best, [form for form in others if form != best]
 
@@ -38,57 +39,32 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
 def list_entities(
     book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]] = ()
 ) -> EntityList:
-    """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist.
-
-    Args:
-        book: The user's registry.
-        limits: At most `limits.facts` facts per entity are listed, the newest.
-        now: Facts that have expired by then are left out.
-        gone: (session, message id) of messages that were erased.
-    """
-    found = []
+    """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist."""
+    found = EntityList()
     for root in book.groups.parts:
         rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}
-        if rows:
-            found.append(_entity(book, root, rows, limits))
+        if not rows:
+            continue
+        name, aliases = display_name(book, root)
+        said = book.description(root, rows)
+        facts = [
+            Fact(row.text, row.role, row.speaker, row.session, row.message, row.at, row.start, row.end)
+            for row in [*rows.values()][-limits.facts :]
+        ]
+        entity = Entity(
+            name=name,
+            type=book.groups.kinds.get(root, ""),
+            aliases=tuple(aliases),
+            maybe=tuple(sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))),
+            facts=tuple(facts),
+            since=facts[0].created_at,
+            last=facts[-1].created_at,
+            description=said.text if said else "",
+        )
+        found.append(entity)
     found.sort(key=lambda entity: entity.name)
-    return EntityList(sorted(found, key=lambda entity: entity.last, reverse=True))
-
-
-def _entity(book: EntityRegistry, root: str, rows: Mapping[str, FactRow], limits: Limits) -> Entity:
-    name, aliases = display_name(book, root)
-    maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
-    facts = [_fact(row) for row in [*rows.values()][-limits.facts :]]
-    said = book.description(root, rows)
-    kind = book.groups.kinds.get(root, "")
-    times: Sequence[datetime] = [fact.created_at for fact in facts]
-    return Entity(
-        name=name,
-        type=kind,
-        aliases=tuple(aliases),
-        maybe=tuple(maybe),
-        facts=tuple(facts),
-        since=times[0],
-        last=times[-1],
-        description=said.text if said else "",
-    )
-
-
-def _quality(form: str, count: int) -> tuple[bool, int, bool, int, str]:
-    return form != form.lower(), count, form != form.upper(), len(form), form
-
-
-def _fact(row: FactRow) -> Fact:
-    return Fact(
-        text=row.text,
-        role=row.role,
-        speaker=row.speaker,
-        session_id=row.session,
-        message_id=row.message,
-        created_at=row.at,
-        start=row.start,
-        end=row.end,
-    )
+    found.sort(key=lambda entity: entity.last, reverse=True)
+    return found
 
 
 SHOWN = 3  # newest facts of each entity that are shown in a notebook
@@ -146,12 +122,7 @@ class Entity:
 
 
 class EntityList(list[Entity]):
-    """List of entities, the last mentioned first. Prints one line per entity, and is a table in a notebook.
-
-    Example:
-        >>> EntityList()._repr_html_()
-        '<p>No entities.</p>'
-    """
+    """List of entities, the last mentioned first. Prints one line per entity, and is a table in a notebook."""
 
     def __repr__(self) -> str:
         """Return one line per entity: name, type, number of facts, first and last date, newest fact or description."""
@@ -170,7 +141,13 @@ class EntityList(list[Entity]):
             return "<p>No entities.</p>"
         names = ("name", "type", "also", "maybe the same", "facts", "last", "newest")
         head = "".join(f"<th>{name}</th>" for name in names)
-        rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(entity))}</tr>" for entity in self)
+        rows = ""
+        for entity in self:
+            newest = [entity.description] if entity.description else [f.text for f in entity.facts[: -SHOWN - 1 : -1]]
+            texts = [entity.name, entity.type, ", ".join(entity.aliases), ", ".join(entity.maybe)]
+            texts += [str(len(entity.facts)), entity.last.date().isoformat()]
+            cells = [*map(printable_html, texts), "<br>".join(map(printable_html, newest))]
+            rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def to_dataframe(self) -> Any:
@@ -178,10 +155,6 @@ class EntityList(list[Entity]):
 
         Raises:
             MissingExtraError: pandas is not installed.
-
-        Example:
-            >>> list(EntityList().to_dataframe().columns)[:4]
-            ['name', 'type', 'text', 'role']
         """
         try:
             import pandas  # type: ignore[import-untyped]  # brings no stubs, and mypy need not know them
@@ -189,23 +162,5 @@ class EntityList(list[Entity]):
             msg = "to_dataframe() needs pandas: pip install pandas"
             raise MissingExtraError(msg) from error
         columns = ["name", "type", "text", "role", "speaker", "session_id", "message_id", "created_at"]
-        rows: list[list[Any]] = [
-            [entity.name, entity.type, *(getattr(fact, column) for column in columns[2:])]
-            for entity in self
-            for fact in entity.facts
-        ]
+        rows = [(e.name, e.type, *(getattr(f, column) for column in columns[2:])) for e in self for f in e.facts]
         return pandas.DataFrame(rows, columns=columns)
-
-
-def _cells(entity: Entity) -> list[str]:
-    newest = "<br>".join(printable_html(fact.text) for fact in entity.facts[: -SHOWN - 1 : -1])
-    also, maybe = (printable_html(", ".join(names)) for names in (entity.aliases, entity.maybe))
-    return [
-        printable_html(entity.name),
-        printable_html(entity.type),
-        also,
-        maybe,
-        str(len(entity.facts)),
-        entity.last.date().isoformat(),
-        printable_html(entity.description) or newest,
-    ]

@@ -6,17 +6,19 @@ import hashlib
 import logging
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 
 from langchain_memkit.matching.fuzzy import NameMatch
 from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
 from langchain_memkit.memories.entity.registry import EntityRegistry
-from langchain_memkit.memories.entity.rows import FactRow
+from langchain_memkit.memories.entity.rows import FactRow, fact_id
+from langchain_memkit.memories.rebuildable import UNDATED, Segment
 from langchain_memkit.messages.text import (
     MESSAGE,
     is_user_message,
@@ -26,8 +28,6 @@ from langchain_memkit.messages.text import (
     without_records,
 )
 
-__all__ = ["MessageText", "NameSpan", "clean", "facts_of", "find_names", "message_texts", "read_mentions"]
-
 logger = logging.getLogger("langchain_memkit")
 
 KIND = "a message that the entity memory is to save"
@@ -36,30 +36,6 @@ NAMED = 500  # names used per message
 MENTIONS = 10_000  # read from what an extractor returns for a text
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
-
-
-class MessageText(NamedTuple):
-    """The parts of a message that a fact needs.
-
-    Attributes:
-        text: Its text.
-        role: `"human"` or `"ai"`.
-        speaker: Its `name`; empty if it has none.
-        message: Its id, or one derived from its text.
-        given: Whether the id is its own, so that a history can be asked for it.
-        at: When it was said.
-        epoch: Epoch of its session; 0 if unknown.
-        expires_at: When it expires; None for never.
-    """
-
-    text: str
-    role: str
-    speaker: str
-    message: str
-    given: bool
-    at: datetime
-    epoch: int = 0
-    expires_at: datetime | None = None
 
 
 class NameSpan(NamedTuple):
@@ -72,20 +48,15 @@ class NameSpan(NamedTuple):
     end: int
 
 
-def message_texts(
-    messages: Iterable[BaseMessage], at: datetime, epoch: int = 0, expires_at: datetime | None = None
-) -> list[MessageText]:
-    """Return the texts of human and AI messages in order, without tool results, system lines and empty messages.
+def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
+    """Return a fact about nobody yet for each human and AI message: its text is the whole text of the message.
 
-    Args:
-        messages: One turn, oldest first.
-        at: Time of the turn; message `i` is dated `i` microseconds later, which keeps the order.
-        epoch: Epoch of the session; 0 if unknown.
-        expires_at: When the turn expires; None for never.
+    Tool results, system lines and empty messages are left out. Message `i` is dated `i` microseconds after the turn,
+    which keeps the order.
     """
-    found: list[MessageText] = []
-    seen: dict[str, int] = {}
-    for i, message in enumerate(messages):
+    found: list[FactRow] = []
+    seen: Counter[str] = Counter()
+    for i, message in enumerate(segment.messages):
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
@@ -96,26 +67,29 @@ def message_texts(
             continue
         # A message without an id gets one from its role and text, and from how often both occurred before in the turn:
         # saving the same turn again then yields the same ids, and thus no new facts.
-        place = seen[role + text] = seen.get(role + text, -1) + 1
-        digest = hashlib.sha256(f"{role}\n{place}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
-        name = message.id or f"text-{digest[:24]}"
-        moment = at + timedelta(microseconds=i)  # keeps the order of a turn
-        found.append(
-            MessageText(
-                text=text,
-                role=role,
-                speaker=message.name or "",
-                message=name,
-                given=bool(message.id),
-                at=moment,
-                epoch=epoch,
-                expires_at=expires_at,
-            )
+        digest = hashlib.sha256(f"{role}\n{seen[role + text]}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
+        seen[role + text] += 1
+        fact = FactRow(
+            key="",
+            surface="",
+            label="",
+            text=text,
+            role=role,
+            speaker=clean(message.name or "")[:MOST],
+            session=session_id,
+            message=clean(message.id or f"text-{digest[:24]}"),
+            given=bool(message.id) and segment.has_ids,
+            at=(segment.at or UNDATED) + timedelta(microseconds=i),
+            start=0,
+            end=0,
+            epoch=segment.epoch,
+            expires_at=segment.expires_at,
         )
+        found.append(fact)
     return found
 
 
-def read_mentions(found: Any, text: str) -> list[NameSpan]:
+def read_mentions(found: Iterable[object] | None, text: str) -> list[NameSpan]:
     """Validate what an extractor returned, and locate the names in the text; the keys are not decided yet.
 
     Args:
@@ -151,9 +125,10 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
     if isinstance(mention, Mapping):
         said = mention.get("text", mention.get("word", ""))
         label = mention["label"] if "label" in mention else mention["entity_group"]
-        return str(said), str(label), int(mention.get("start", 0)), int(mention.get("end", 0))
-    said, label, *place = tuple(mention)
-    return str(said), str(label), *((int(place[0]), int(place[1])) if place else (0, 0))
+        start, end = mention.get("start", 0), mention.get("end", 0)
+    else:
+        said, label, start, end = [*mention, 0, 0][:4]
+    return str(said), str(label), int(start), int(end)
 
 
 def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *, asked: bool = False) -> list[NameSpan]:
@@ -161,46 +136,31 @@ def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *,
 
     Of overlapping names the longest counts; of equally long ones the known one, with the extractor's type. A known name
     within a longer one that the extractor took for something other than a person ("Melanie's Pottery"), or that may
-    have words before it ("Bravo Melanie"), counts as well.
-
-    Args:
-        text: The text.
-        mentions: Names found by the extractor.
-        book: The user's registry.
-        asked: The text is a question: names that may be mere words count however they are written.
-
-    Returns:
-        The names in order of place.
+    have words before it ("Bravo Melanie"), counts as well. In a question (`asked`) names that may be mere words count
+    however they are written.
     """
-    seen = book.find(text)
+    seen = book.forms.find(text)
     greeted = [NameSpan("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
     if not (seen or mentions or greeted):
         return []
     # Where sentences begin: a capital letter there tells nothing about whether a word is a name.
-    firsts = {start + _first_letter(text[start:end]) for start, end in sentence_spans(text)}
-    found = [f for f in seen if not _is_word(f, text, firsts, weak=not asked and book.is_weak(f.key))]
+    firsts = {next((i for i in range(*span) if text[i].isalnum()), span[0]) for span in sentence_spans(text)}
     labels = {(spot.start, spot.end): spot.label for spot in mentions}
-    known = [
-        NameSpan(f.key, text[f.start : f.end], book.kind(f.key) or _label(labels, f, text), f.start, f.end)
-        for f in found
-    ]
-    spots: list[NameSpan] = []
+    known: list[NameSpan] = []
+    for match in seen:
+        if _is_word(match, text, firsts, weak=not asked and book.is_weak(match.key)):
+            continue
+        # the extractor's type of the same place, with or without a possessive 's
+        ends = [match.end, *(match.end + len(s) for s in POSSESSIVE if text.startswith(s, match.end))]
+        label = book.kind(match.key) or next((labels[match.start, e] for e in ends if (match.start, e) in labels), "")
+        known.append(NameSpan(match.key, text[match.start : match.end], label, match.start, match.end))
+    new: list[NameSpan] = []
     for i, spot in enumerate((*mentions, *greeted)):
         key = book.key_of(spot.surface)
         if key is None or (is_common_word(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
             continue
-        spots.append(spot._replace(key=key, label=book.kind(key) or spot.label))
-    return sorted(_apart([*known, *spots], len(known), firsts), key=lambda spot: (spot.start, spot.key))
-
-
-def _first_letter(sentence: str) -> int:
-    return next((i for i, char in enumerate(sentence) if char.isalnum()), 0)
-
-
-def _label(labels: Mapping[tuple[int, int], str], found: NameMatch, text: str) -> str:
-    """Return the extractor's type of the same place, with or without a possessive 's; empty if it has none."""
-    ends = [found.end, *(found.end + len(s) for s in POSSESSIVE if text.startswith(s, found.end))]
-    return next((labels[found.start, end] for end in ends if (found.start, end) in labels), "")
+        new.append(spot._replace(key=key, label=book.kind(key) or spot.label))
+    return sorted(_apart([*known, *new], len(known), firsts), key=lambda spot: (spot.start, spot.key))
 
 
 def _is_word(found: NameMatch, text: str, firsts: Container[int], *, weak: bool) -> bool:
@@ -243,38 +203,30 @@ def _longest(group: Sequence[tuple[int, bool, NameSpan]], firsts: Container[int]
     return taken
 
 
-def facts_of(session_id: str, source: MessageText, spots: Sequence[NameSpan]) -> list[FactRow]:
-    """Return one fact per name and sentence."""
-    if not spots:
-        return []
-    facts: dict[tuple[str, int], FactRow] = {}
-    sentences = sentence_spans(source.text)
-    spots = spots[:NAMED]
-    starts = [start for start, _ in sentences]
-    for spot in spots:
-        i = bisect_right(starts, spot.start) - 1
-        begin, end = sentences[i] if i >= 0 else (spot.start, spot.end)
-        sentence = clean(_around(source.text, begin, max(end, spot.end), spot))
-        facts.setdefault(
-            (spot.key, begin),
-            FactRow(
-                key=spot.key,
-                surface=clean(spot.surface),
-                label=spot.label,
-                text=sentence,
-                role=source.role,
-                speaker=clean(source.speaker)[:MOST],
-                session=session_id,
-                message=clean(source.message),
-                given=source.given,
-                at=source.at,
-                start=spot.start,
-                end=spot.end,
-                epoch=source.epoch,
-                expires_at=source.expires_at,
-            ),
-        )
-    return list(facts.values())
+def facts_of(messages: Iterable[tuple[FactRow, Sequence[NameSpan]]], book: EntityRegistry) -> list[FactRow]:
+    """Return one fact per name and sentence of messages, each given with what the extractor found in it."""
+    rows: dict[str, FactRow] = {}
+    for message, mentions in messages:
+        spots = find_names(message.text, mentions, book)[:NAMED]
+        sentences = sentence_spans(message.text) if spots else []
+        starts = [start for start, _ in sentences]
+        seen: set[tuple[str, int]] = set()
+        for spot in spots:
+            i = bisect_right(starts, spot.start) - 1
+            begin, end = sentences[i] if i >= 0 else (spot.start, spot.end)
+            if (spot.key, begin) not in seen:
+                seen.add((spot.key, begin))
+                text = clean(_around(message.text, begin, max(end, spot.end), spot))
+                row = message._replace(
+                    key=spot.key,
+                    surface=clean(spot.surface),
+                    label=spot.label,
+                    text=text,
+                    start=spot.start,
+                    end=spot.end,
+                )
+                rows.setdefault(fact_id(row), row)
+    return list(rows.values())
 
 
 def _around(text: str, begin: int, end: int, spot: NameSpan) -> str:

@@ -23,8 +23,6 @@ from langchain_memkit.matching.names import (
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, id_in
 
-__all__ = ["EntityClusters", "EntityRegistry", "Limits", "SurfaceFormIndex", "resolve_entities", "speaker_key"]
-
 RECENT = 64  # forms in the small index, which is rebuilt whenever one is added
 
 
@@ -49,7 +47,7 @@ class SurfaceFormIndex:
             self._finders = (big, small)
         return big.find(text) + (small.find(text) if self._recent else [])
 
-    def learn(self, form: str, key: str) -> None:
+    def add(self, form: str, key: str) -> None:
         """Add a surface form and the key itself to the index."""
         for name in (form, key):
             if name and name not in self._forms and name not in self._recent:
@@ -60,7 +58,7 @@ class SurfaceFormIndex:
             self._forms.update(self._recent)
             self._recent, self._finders = {}, (None, None)
 
-    def start_over(self, pairs: Iterable[tuple[str, str]]) -> None:
+    def reset(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Replace the whole index by these pairs of surface form and key."""
         self._forms = {name: key for form, key in pairs for name in (form, key) if name}
         self._recent, self._finders = {}, (None, None)
@@ -72,23 +70,18 @@ Names = Mapping[str, Mapping[str, object]]
 
 @dataclass(slots=True)
 class EntityClusters:
-    """Names resolved to entities. An entity is identified by its *root*, the alphabetically first of its name keys.
+    """Names resolved to entities. An entity is identified by its *root*, the alphabetically first of its name keys."""
 
-    Attributes:
-        root: The root of each name.
-        moved: Root of a full name by (short name, session), where the short name can only mean that full name.
-        parts: The (name, session) pairs whose facts belong to each root.
-        maybe: For each root, the other roots that may be the same entity.
-        shown: Display name of a root, where a person decided it.
-        kinds: Type of each root, by majority vote.
-    """
-
+    # the root of each name
     root: dict[str, str] = field(default_factory=dict)
+    # root of a full name by (short name, session), where the short name can only mean that full name
     moved: dict[tuple[str, str], str] = field(default_factory=dict)
+    # the (name, session) pairs whose facts belong to each root
     parts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    # for each root, the other roots that may be the same entity
     maybe: dict[str, set[str]] = field(default_factory=dict)
-    shown: dict[str, str] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)  # display name of a root, where a person decided it
+    kinds: dict[str, str] = field(default_factory=dict)  # type of each root, by majority vote
 
     def roots_of(self, key: str) -> list[str]:
         """Return every root that a name stands for: its own first, then those it was moved to in some session."""
@@ -96,31 +89,6 @@ class EntityClusters:
         if own is None:
             return []
         return list(dict.fromkeys([own, *(root for (name, _), root in self.moved.items() if name == key)]))
-
-
-class _Union:
-    """Union-find over name keys, with pairs that must never be joined."""
-
-    def __init__(self) -> None:
-        self.parent: dict[str, str] = {}
-        self.apart: list[tuple[str, str]] = []
-
-    def find(self, name: str) -> str:
-        parent = self.parent.setdefault(name, name)
-        while parent != name:
-            # Path halving keeps the trees flat.
-            self.parent[name] = self.parent[parent]
-            name, parent = parent, self.parent[parent]
-        return name
-
-    def barred(self, a: str, b: str) -> bool:
-        ends = {self.find(a), self.find(b)}
-        return any({self.find(x), self.find(y)} == ends for x, y in self.apart)
-
-    def join(self, a: str, b: str) -> None:
-        first, last = sorted((self.find(a), self.find(b)))
-        if first != last and not self.barred(first, last):
-            self.parent[last] = first
 
 
 def resolve_entities(
@@ -134,51 +102,66 @@ def resolve_entities(
 
     Rules of people come first, the latest before the others; then spellings with the same letters; then very similar
     names that are no person's. What is only similar is listed as possible duplicates.
-
-    Args:
-        names: Every name with its sessions.
-        votes: For each name, how often it was labelled with which type.
-        near: For each name, the related names.
-        rules: Decisions of people, oldest first; a later one wins.
-        firm: Names that were seen elsewhere than at the beginning of a sentence.
     """
-    union = _Union()
-    for name in names:
-        union.find(name)
+    groups = EntityClusters({name: name for name in (*names, *(key for r in rules for key in (r.key, r.other_key)))})
+    root, members = groups.root, {name: [name] for name in groups.root}
+    apart: list[tuple[str, str]] = []
+
+    def barred(a: str, b: str) -> bool:
+        return any({root[x], root[y]} == {root[a], root[b]} for x, y in apart)
+
+    def join(a: str, b: str) -> None:
+        first, last = sorted((root[a], root[b]))
+        if first != last and not barred(first, last):
+            members[first] += members[last]
+            root.update(dict.fromkeys(members.pop(last), first))
+
     # Newest first: a join cannot be undone and a bar is never lifted here, so the first rule applied to a pair decides.
     for rule in reversed(rules):
         if rule.kind != "split":
-            union.join(rule.key, rule.other_key)
-        elif union.find(rule.key) != union.find(rule.other_key):  # else a later decision says that they are one
-            union.apart.append((rule.key, rule.other_key))
+            join(rule.key, rule.other_key)
+        elif root[rule.key] != root[rule.other_key]:  # else a later decision says that they are one
+            apart.append((rule.key, rule.other_key))
     kinds = {name: majority_kind(count) for name, count in votes.items()}
-    pairs = [(kind, a, b) for a, others in near.items() if a in names for b, kind in others.items() if a < b]
-    pairs = [pair for pair in pairs if pair[2] in names]
+    pairs = [(k, a, b) for a, others in near.items() if a in names for b, k in others.items() if a < b and b in names]
     # "same" pairs before "close" ones and in alphabetical order, so that every process resolves the same rows alike.
     for kind, a, b in sorted((p for p in pairs if p[0] != "near"), key=lambda p: (p[0] != "same", *p)):
         ours = kinds.get(a, ""), kinds.get(b, "")
         # People are joined by "same" spellings only: names that are merely similar may well be two people.
         if kind == "same" or (PERSON not in ours and compatible(*ours)):
-            union.join(a, b)
-    groups = EntityClusters({name: union.find(name) for name in union.parent})
+            join(a, b)
     totals: dict[str, Counter[str]] = {}
     for name, count in votes.items():
         if name in names:
-            totals.setdefault(groups.root[name], Counter()).update(count)
-    groups.kinds = {root: majority_kind(count) for root, count in totals.items()}
-    groups.moved = _moved(names, groups, union, firm)
-    _fill(groups, names, pairs, union, rules)
+            totals.setdefault(root[name], Counter()).update(count)
+    groups.kinds = {entity: majority_kind(count) for entity, count in totals.items()}
+    # In a session with two people called Priya it is unknown which one is meant: the short name keeps its facts.
+    for (name, session), full in _full_names(names, groups, firm).items():
+        if len(full) == 1 and not barred(name, full[0]):
+            groups.moved[name, session] = full[0]
+    for name, sessions in names.items():
+        for session in sessions:
+            entity = groups.moved.get((name, session), root[name])
+            groups.parts.setdefault(entity, []).append((name, session))
+    for _, a, b in pairs:
+        first, second = root[a], root[b]
+        if first != second and not barred(a, b) and {first, second} <= groups.parts.keys():
+            groups.maybe.setdefault(first, set()).add(second)
+            groups.maybe.setdefault(second, set()).add(first)
+    for rule in rules:
+        if rule.kind != "split" and root[rule.key] == root[rule.other_key]:
+            groups.shown[root[rule.key]] = rule.other
     return groups
 
 
 def majority_kind(votes: Counter[str]) -> str:
     """Return the type with the most votes; the alphabetically first of a tie, empty without votes."""
-    return min(votes, key=lambda kind: (-votes[kind], kind)) if votes else ""
+    return min(votes, key=lambda kind: (-votes[kind], kind), default="")
 
 
-def _moved(names: Names, groups: EntityClusters, union: _Union, firm: Container[str]) -> dict[tuple[str, str], str]:
-    """Find first or last names that occur in a session together with exactly one full name of a person."""
-    found: dict[tuple[str, str], set[str]] = {}
+def _full_names(names: Names, groups: EntityClusters, firm: Container[str]) -> dict[tuple[str, str], list[str]]:
+    """Return for first or last names in a session the roots of the full names of people in that session."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for full in names:
         words = full.split()
         root = groups.root[full]
@@ -189,31 +172,8 @@ def _moved(names: Names, groups: EntityClusters, union: _Union, firm: Container[
         for word in {words[0], words[-1] if full in firm else words[0]} & names.keys():
             if groups.root[word] != root and groups.kinds.get(groups.root[word], PERSON) in (PERSON, ""):
                 for session in names[full].keys() & names[word].keys():
-                    found.setdefault((word, session), set()).add(root)
-    # In a session with two people called Priya it is unknown which one is meant: the short name keeps its facts.
-    one = {place: next(iter(roots)) for place, roots in found.items() if len(roots) == 1}
-    return {place: root for place, root in one.items() if not union.barred(place[0], root)}
-
-
-def _fill(
-    groups: EntityClusters,
-    names: Names,
-    pairs: Sequence[tuple[str, str, str]],
-    union: _Union,
-    rules: Sequence[ResolutionRule],
-) -> None:
-    for name, sessions in names.items():
-        for session in sessions:
-            root = groups.moved.get((name, session), groups.root[name])
-            groups.parts.setdefault(root, []).append((name, session))
-    for _, a, b in pairs:
-        first, second = groups.root[a], groups.root[b]
-        if first != second and not union.barred(a, b) and first in groups.parts and second in groups.parts:
-            groups.maybe.setdefault(first, set()).add(second)
-            groups.maybe.setdefault(second, set()).add(first)
-    for rule in rules:
-        if rule.kind != "split" and groups.root[rule.key] == groups.root[rule.other_key]:
-            groups.shown[groups.root[rule.key]] = rule.other
+                    found.setdefault((word, session), {})[root] = None
+    return {place: list(roots) for place, roots in found.items()}
 
 
 WORDS = 200  # of a question are compared with misspelt names
@@ -228,26 +188,17 @@ class Limits(NamedTuple):
     total: int
 
 
-def speaker_key(name: str) -> str | None:
-    """Return the key of a speaker's name, or None if the name is only a role ("user", "assistant")."""
-    key = name_key(name, given=True)
-    return None if key is None or key in ROLES else key
-
-
 def sort_facts(row: FactRow) -> tuple[datetime, str, int, str]:
     """Return the sort key of a fact: by time, with ties broken the same way for every reader."""
     return row.at, row.message, row.start, row.text
 
 
 class EntityRegistry:
-    """All rows of one user, indexed by name. Not thread-safe: `Shelf` guards it with a lock.
+    """All rows of one user, indexed by name. Not thread-safe: `EntityCache` guards it with a lock.
 
     Entities, surface forms and near names are derived from the rows; the derived parts that a change affects are
-    dropped and computed again when they are next needed.
-
-    Args:
-        keys: Builds the store keys of this user.
-        vocabulary: Names that the app passed as `names=`, each with its type; an empty type if none was given.
+    dropped and computed again when they are next needed. `vocabulary` holds the names that the app passed as `names=`,
+    each with its type, which is empty if none was given.
     """
 
     def __init__(self, keys: EntityKeys, vocabulary: Mapping[str, str]) -> None:
@@ -268,7 +219,7 @@ class EntityRegistry:
         self._near: dict[str, dict[str, Relation]] = {}
         self._like: dict[str, set[str]] = {}
         self._groups: EntityClusters | None = None
-        self._forms = SurfaceFormIndex()
+        self.forms = SurfaceFormIndex()
         self._refresh_forms()
 
     # -- what is in it
@@ -301,9 +252,8 @@ class EntityRegistry:
             # A name that is firm for the first time may be the full name that a short one is moved to.
             self._groups = self._groups if row.key in self._firm else None
             self._firm[row.key] += 1
-        self._forms.learn(display_form(row.surface), row.key)
-        if row.speaker:
-            self.hear(row.speaker)
+        self.forms.add(display_form(row.surface), row.key)
+        self.add_speaker(row.speaker)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove facts by store key; unknown keys are ignored."""
@@ -319,8 +269,7 @@ class EntityRegistry:
             stored = self.names[row.key][row.session]
             stored.discard(key)
             if row.label:
-                self._votes[row.key][row.label] -= 1
-                self._votes[row.key] += Counter()  # without zeros
+                self._votes[row.key] -= Counter((row.label,))
             if not stored:
                 del self.names[row.key][row.session]
             if not self.names[row.key]:
@@ -336,20 +285,16 @@ class EntityRegistry:
             self._groups = None
             self._refresh_forms()
 
-    def hear(self, speaker: str) -> None:
-        """Register the name of a speaker, so that it is found in texts."""
-        if speaker not in self._speakers and (key := speaker_key(speaker)):
+    def add_speaker(self, speaker: str) -> None:
+        """Register the name of a speaker, so that it is found in texts; roles ("user") are no names."""
+        if speaker and speaker not in self._speakers and (key := name_key(speaker, given=True)) and key not in ROLES:
             self._speakers[speaker] = key
-            self._forms.learn(speaker, key)
+            self.forms.add(speaker, key)
 
-    def holds(self, row: FactRow, besides: Collection[str] = ()) -> bool:
+    def contains(self, row: FactRow, besides: Collection[str] = ()) -> bool:
         """Return whether the fact is stored in any live generation of its session, under a key not in `besides`."""
-        stored = (self.keys.fact(row.session, g, row) for g in self.generations.get(row.session, ()))
+        stored = (self.keys.fact(g, row) for g in self.generations.get(row.session, ()))
         return any(key in self.facts and key not in besides for key in stored)
-
-    def part(self, name: str, session: str) -> set[str]:
-        """Return the store keys of the facts that a name has in a session."""
-        return self.names[name][session]
 
     def of_session(self, session: str) -> list[str]:
         """Return the store keys of all facts of a session."""
@@ -400,16 +345,12 @@ class EntityRegistry:
         known = key in self.names or key in self._given or key in self._speakers.values()
         return key if known else name_key(name)
 
-    def find(self, text: str) -> list[NameMatch]:
-        """Find the known names in a text, with their positions."""
-        return self._forms.find(text)
-
     def _refresh_forms(self) -> None:
         """Rebuild the surface forms from all rows, so that names that are gone are no longer found."""
         rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
         given = [(form, key) for form in self._vocabulary if (key := name_key(form, given=True))]
         seen = [(display_form(row.surface), row.key) for row in self.facts.values()]
-        self._forms.start_over([*given, *rules, *self._speakers.items(), *seen])
+        self.forms.reset([*given, *rules, *self._speakers.items(), *seen])
 
     def _compare(self, key: str) -> None:
         """Relate a new name to every known name that is near to it; done once per name."""
@@ -429,17 +370,13 @@ class EntityRegistry:
     def groups(self) -> EntityClusters:
         """Return all names resolved to entities; computed when first needed after a change."""
         if self._groups is None:
-            names: dict[str, Mapping[str, object]] = dict(self.names)
             votes = dict(self._votes)
             for key, kind in self._given.items():
-                if kind and key in names:
+                if kind and key in self.names:
                     votes[key] = Counter({kind: 10**9})  # the app's type outvotes every extractor
-            self._groups = resolve_entities(names, votes, self._near, list(self.rules.values()), self._firm)
+            rules = list(self.rules.values())
+            self._groups = resolve_entities(self.names, votes, self._near, rules, self._firm)
         return self._groups
-
-    def roots(self, key: str) -> list[str]:
-        """Return the roots of the entities that a name means."""
-        return self.groups.roots_of(key)
 
     def full_names(self, key: str) -> list[str]:
         """Return the one entity whose name contains this word; `[]` if there are several.

@@ -9,71 +9,36 @@ that finds it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from langchain_memkit.base import user_prefix
-
-__all__ = ["DescriptionRow", "EntityKeys", "FactRow", "ResolutionRule", "fact_id", "id_in", "read_row"]
+from langchain_memkit.stores.in_memory import StoredDict
 
 VERSION = 1
 DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
 class FactRow(NamedTuple):
-    """A sentence that contains a name.
+    """A sentence that contains a name."""
 
-    Attributes:
-        key: Key of the name.
-        surface: The name as it was written.
-        label: Type of the name; empty if neither the app nor an extractor told it.
-        text: The sentence.
-        role: `"human"` or `"ai"`.
-        speaker: The message's `name`; empty if it has none.
-        session: The session in which it was said.
-        message: Id of the message.
-        given: Whether the message came with that id, so that a history can be asked for it.
-        at: When it was said, aware.
-        start: Where the name begins in the message, in characters.
-        end: Where it ends.
-        epoch: Epoch of the session; 0 if unknown.
-        expires_at: When it expires; None for never.
-    """
-
-    key: str
-    surface: str
-    label: str
-    text: str
-    role: str
-    speaker: str
+    key: str  # of the name
+    surface: str  # the name as it was written
+    label: str  # type of the name; empty if neither the app nor an extractor told it
+    text: str  # the sentence
+    role: str  # "human" or "ai"
+    speaker: str  # the message's `name`; empty if it has none
     session: str
-    message: str
-    given: bool
-    at: datetime
-    start: int
+    message: str  # id of the message, or one derived from its text
+    given: bool  # whether the message came with that id, so that a history can be asked for it
+    at: datetime  # when it was said, aware
+    start: int  # where the name begins in the message, in characters
     end: int
-    epoch: int
-    expires_at: datetime | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON data for a store."""
-        data = self._asdict()
-        data["at"] = self.at.isoformat()
-        data["expires_at"] = self.expires_at.isoformat() if self.expires_at else None
-        return {"v": VERSION, **data}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> FactRow:
-        """Return the row; raises one of `DAMAGED` for malformed data."""
-        texts = [_text(data[name]) for name in cls._fields[:8]]
-        numbers = [int(data[name]) for name in ("start", "end", "epoch")]
-        expires = _moment(data["expires_at"]) if data["expires_at"] else None
-        if not texts[0]:
-            raise ValueError
-        return cls._make([*texts, bool(data["given"]), _moment(data["at"]), *numbers, expires])
+    epoch: int  # of the session; 0 if unknown
+    expires_at: datetime | None  # None for never
 
 
 class ResolutionRule(NamedTuple):
@@ -88,17 +53,6 @@ class ResolutionRule(NamedTuple):
     key: str
     other_key: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON data for a store."""
-        return {"v": VERSION, **self._asdict()}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ResolutionRule:
-        """Return the rule; raises one of `DAMAGED` for malformed data."""
-        if data["kind"] not in ("merge", "rename", "split"):
-            raise ValueError
-        return cls(*(_text(data[name]) for name in cls._fields))
-
 
 class DescriptionRow(NamedTuple):
     """A model's description of an entity; valid only while every fact that it was made from (`facts`) is stored."""
@@ -108,32 +62,32 @@ class DescriptionRow(NamedTuple):
     at: datetime
     facts: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON data for a store."""
-        return {"v": VERSION, "key": self.key, "text": self.text, "at": self.at.isoformat(), "facts": list(self.facts)}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DescriptionRow:
-        """Return the description; raises one of `DAMAGED` for malformed data."""
-        return cls(_text(data["key"]), _text(data["text"]), _moment(data["at"]), tuple(map(_text, data["facts"])))
+EntityRow: TypeAlias = FactRow | ResolutionRule | DescriptionRow
+ROWS: dict[str, type[EntityRow]] = {"description": DescriptionRow, "fact": FactRow, "rule": ResolutionRule}
 
 
-ROWS: dict[str, type[FactRow] | type[ResolutionRule] | type[DescriptionRow]] = {
-    "description": DescriptionRow,
-    "fact": FactRow,
-    "rule": ResolutionRule,
-}
+def write_row(row: EntityRow) -> StoredDict:
+    """Return a row as plain JSON data for a store."""
+    data: StoredDict = {"v": VERSION, **row._asdict()}
+    for name, value in data.items():
+        if isinstance(value, (datetime, tuple)):
+            data[name] = value.isoformat() if isinstance(value, datetime) else list(value)
+    return data
 
 
-def read_row(kind: str, data: Any) -> Any:
+def read_row(kind: str, data: StoredDict) -> EntityRow | None:
     """Return the row of a kind (`"fact"`, `"rule"`, `"description"`); None for damaged data or a newer version."""
+    cls = ROWS[kind]
     try:
-        return ROWS[kind].from_dict(data) if data["v"] == VERSION else None
+        row = cls._make(READ.get(name, _text)(data[name]) for name in cls._fields)
+        valid = row.kind in ("merge", "rename", "split") if isinstance(row, ResolutionRule) else row.key
+        return row if valid and data["v"] == VERSION else None
     except DAMAGED:
         return None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
@@ -142,6 +96,18 @@ def _text(value: Any) -> str:
 def _moment(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# how each field is read; those that are not here are texts
+READ: dict[str, Callable[[Any], object]] = {
+    "at": _moment,
+    "expires_at": lambda text: _moment(text) if text else None,
+    "facts": lambda ids: tuple(map(_text, ids)),
+    "given": bool,
+    "start": int,
+    "end": int,
+    "epoch": int,
+}
 
 
 def fact_id(row: FactRow) -> str:
@@ -160,50 +126,42 @@ def id_in(key: str) -> str:
 
 
 class EntityKeys:
-    """Store keys of one user's rows. All begin with `prefix`; ids in them are percent-encoded."""
+    """Store keys of one user's rows.
+
+    All begin with `prefix`, then the kind of row: `fact/<session>/<generation>/<id>`, `session/<session>/<generation>`,
+    `rule/<time>-<random>`, `description/<hash>`, `version/<random>`; ids are percent-encoded.
+    """
 
     def __init__(self, user_id: str) -> None:
         self.prefix = user_prefix(user_id) + "entities/"
+        self.versions = self.of("version", "")
 
-    def fact(self, session_id: str, generation: str, row: FactRow) -> str:
+    def of(self, *parts: str) -> str:
+        """Return the key with these parts; with an empty last part the prefix of all keys below the others."""
+        return self.prefix + "/".join([quote(part, safe="") for part in parts])
+
+    def parts(self, key: str) -> list[str]:
+        """Return the parts of a key, decoded; the first is its kind."""
+        return [unquote(part) for part in key[len(self.prefix) :].split("/")]
+
+    def fact(self, generation: str, row: FactRow) -> str:
         """Return the key of a fact in a generation of its session."""
-        return f"{self.facts(session_id)}{generation}/{fact_id(row)}"
-
-    def facts(self, session_id: str) -> str:
-        """Return the prefix of the facts of a session."""
-        return f"{self.prefix}fact/{quote(session_id, safe='')}/"
-
-    def generation(self, session_id: str, generation: str) -> str:
-        """Return the key of the row that keeps the facts of a generation alive."""
-        return f"{self.sessions(session_id)}{generation}"
-
-    def sessions(self, session_id: str) -> str:
-        """Return the prefix of the generation rows of a session."""
-        return f"{self.prefix}session/{quote(session_id, safe='')}/"
+        return f"{self.of('fact', row.session, '')}{generation}/{fact_id(row)}"
 
     def rule(self, now: datetime, last: str = "") -> str:
         """Return the key of a new rule; keys sort by time, and after the key `last` even if the clock was set back."""
         stamp = f"{now.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
-        before = last[len(self.prefix) + len("rule/") :].partition("-")[0]
+        before = last.rpartition("/")[2].partition("-")[0]
         # The clock was set back, or two rules fall into one microsecond: rules must keep the order of the decisions.
         if before >= stamp:
             later = datetime.strptime(before, "%Y%m%dT%H%M%S.%f") + timedelta(microseconds=1)  # noqa: DTZ007  # all are UTC
             stamp = f"{later:%Y%m%dT%H%M%S.%f}"
-        return f"{self.prefix}rule/{stamp}-{uuid4().hex[:12]}"
+        return self.of("rule", f"{stamp}-{uuid4().hex[:12]}")
 
     def description(self, key: str) -> str:
         """Return the key of an entity's description."""
-        return f"{self.prefix}description/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-
-    @property
-    def versions(self) -> str:
-        """Return the prefix of the version rows, which tell caches whether anything changed."""
-        return f"{self.prefix}version/"
+        return self.of("description", hashlib.sha256(key.encode()).hexdigest()[:32])
 
     def version(self) -> str:
         """Return a fresh version key, never used before."""
-        return f"{self.versions}{uuid4().hex}"
-
-    def parts(self, key: str) -> Sequence[str]:
-        """Return the kind of a key and its other parts, decoded."""
-        return [unquote(part) for part in key[len(self.prefix) :].split("/")]
+        return self.versions + uuid4().hex

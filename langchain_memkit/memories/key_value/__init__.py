@@ -1,7 +1,7 @@
 """Documents keyed by title, shown to the model when a title is mentioned.
 
-`entries` defines and validates what is stored, `shelf` stores and caches it, `catalog` finds entries in a text (or
-`matching` asks a model), `note` renders them within a token budget, and `memory` combines these.
+`store` defines and validates entries, keeps them, and finds them in a text; `memory` shows them within a token budget;
+`matching` asks a model which titles are meant.
 """
 
 from langchain_memkit.memories.key_value.matching import create_model_matcher

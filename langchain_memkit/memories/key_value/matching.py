@@ -1,4 +1,4 @@
-"""Matchers, which find the entries that a text means without naming them: one that asks a model, and any custom one."""
+"""Matcher that asks a model which titles a text means without naming them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,12 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._sync import (
-    Step,
-    adrive,
-    call_user_function,
-    cpu_bound,
-    drive,
-    internal_call,
-    model_call,
-)
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit._sync import adrive, cpu_bound, drive, internal_call, model_call
 from langchain_memkit.matching.fuzzy import closest_names
-from langchain_memkit.memories.key_value.store import TitleMatch
 from langchain_memkit.messages.text import one_line
+from langchain_memkit.preprocessors.budget import checked_size
 
-__all__ = ["ModelMatcher", "ask_matcher", "create_model_matcher"]
+__all__ = ["ModelMatcher", "create_model_matcher"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -42,34 +33,6 @@ nothing else. Answer 0 if it means none of them."""
 MOST_MESSAGE = 4_000  # characters
 AROUND = "[]().# \n"  # what models put around a list of numbers
 BETWEEN = re.compile(r"[\s,;]+")
-
-
-def ask_matcher(matcher: Any, text: str, titles: Sequence[str]) -> Step[Any]:
-    """Make a step that calls a matcher, plain or async, with the text and all titles.
-
-    If it has a method `acall`, that is its async twin.
-    """
-    step = call_user_function(matcher, text, list(titles), name="the matcher")
-    if hasattr(matcher, "acall"):
-        return Step(step.sync, lambda: matcher.acall(text, list(titles)))
-    return step
-
-
-def hits_of(answer: Any, known: dict[str, Any]) -> list[TitleMatch]:
-    """Validate what a matcher returned and convert it to hits; titles that do not exist are logged and left out.
-
-    Args:
-        answer: A title, or an iterable of titles or of pairs of title and score (0 to 100).
-        known: The entries by title.
-    """
-    hits: dict[str, TitleMatch] = {}
-    for item in [answer] if isinstance(answer, str) else answer or ():
-        title, score = (item, 100) if isinstance(item, str) else item
-        if title in known:
-            hits.setdefault(title, TitleMatch(title, score, "matcher"))
-        else:
-            logger.warning("the matcher returned a title that is not there: %.80r", title)
-    return list(hits.values())
 
 
 class ModelMatcher:
@@ -91,9 +54,8 @@ class ModelMatcher:
         return await adrive(self._match(text, titles))
 
     async def _match(self, text: str, titles: Sequence[str]) -> list[str]:
-        offered: list[str] = await cpu_bound(
-            lambda: closest_names(text, titles, self._max_titles), long=len(titles) > self._max_titles
-        )
+        most = self._max_titles
+        offered = await cpu_bound(lambda: closest_names(text, titles, most), long=len(titles) > most)
         if not offered or not text.strip():
             return []
         lines = "\n".join(f"{i}. {one_line(title)}" for i, title in enumerate(offered, 1))
@@ -103,20 +65,15 @@ class ModelMatcher:
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("the model that matches titles failed: %s", type(error).__name__)
             return []
-        return _chosen(answer, offered)
-
-
-def _chosen(answer: Any, offered: Sequence[str]) -> list[str]:
-    """Return the titles whose numbers the model answered; `[]` if it answered anything else."""
-    text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
-    parts = BETWEEN.split(text.strip(AROUND))
-    if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        logger.warning("the model that matches titles answered %d characters that are no numbers", len(text))
-        return []
-    numbers = list(dict.fromkeys(map(int, parts)))
-    if wrong := [n for n in numbers if n > len(offered)]:
-        logger.warning("the model that matches titles answered with numbers that were not offered: %.80r", wrong)
-    return [offered[n - 1] for n in numbers if 1 <= n <= len(offered)]
+        said = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+        parts = BETWEEN.split(said.strip(AROUND))
+        if not all(part.isdecimal() and len(part) < 10 for part in parts):
+            logger.warning("the model that matches titles answered %d characters that are no numbers", len(said))
+            return []
+        numbers = list(dict.fromkeys(map(int, parts)))
+        if wrong := [n for n in numbers if n > len(offered)]:
+            logger.warning("the model that matches titles answered with numbers that were not offered: %.80r", wrong)
+        return [offered[n - 1] for n in numbers if 1 <= n <= len(offered)]
 
 
 def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
@@ -138,7 +95,4 @@ def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
         >>> matcher("the book with the poems", ["Travelling at Night", "The Skeleton Songs"])
         ['The Skeleton Songs']
     """
-    if not isinstance(max_titles, int) or max_titles < 1:  # type: ignore[redundant-expr]  # callers without types
-        msg = f"max_titles must be a positive number, not {max_titles!r}"
-        raise ConfigurationError(msg)
-    return ModelMatcher(coerce_to_runnable(llm), max_titles)
+    return ModelMatcher(coerce_to_runnable(llm), checked_size(max_titles, "max_titles", 1))

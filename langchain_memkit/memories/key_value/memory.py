@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self
 
-from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.stores import BaseStore
+from langchain_core.messages import BaseMessage
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
-from langchain_memkit._sync import ClosingMixin, adrive, cpu_bound, drive
-from langchain_memkit.base import (
-    Memory,
-    TokenCounter,
-    TokenCounterLike,
-    check_arguments,
-    check_id,
-    describe_type,
-    safe_repr,
-)
+from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, cpu_bound, drive
+from langchain_memkit.base import Memory, TokenCounter, TokenCounterLike, check_arguments, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.key_value.matching import ask_matcher, hits_of
 from langchain_memkit.memories.key_value.store import (
     Entries,
     Entry,
     EntryCache,
     EntryIndex,
     TitleMatch,
-    alias_lists,
+    check_aliases,
     entries_of,
     read_entries,
 )
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
 from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
-from langchain_memkit.stores.in_memory import MemoryStore
+from langchain_memkit.preprocessors.budget import checked_size
+from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
-if TYPE_CHECKING:
-    from langchain_memkit.memories.key_value.store import EntryCache
+__all__ = ["KeyValueMemory", "KeyValueMemoryFactory"]
 
-__all__ = ["KeyValueMemory", "KeyValueMemoryFactory", "entries_note", "without_visible"]
+logger = logging.getLogger("langchain_memkit")
 
-Fits: TypeAlias = Callable[[str], bool]
 WORD = re.compile(r"\S{1,50}")  # long runs without a space are broken as well
 LEAST = 100  # characters that a text cut in the middle of a sentence must keep to be worth showing
+MANY = 1000  # entries: searching more of them is worth a thread
+LONG = 2000  # characters: searching a longer text is worth a thread whatever the number of entries
+USERS = 64  # users whose entries are cached; the least recently used goes first
 
 
 def without_visible(entries: Iterable[Entry], messages: Sequence[BaseMessage]) -> list[Entry]:
@@ -65,48 +59,32 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[HumanMessage]:
-    """Render the entries that fit, in order, as one note; a text that is too long is cut at a sentence end and marked.
-
-    Args:
-        entries: In the order in which they are shown.
-        max_tokens: Budget of the whole note.
-        counter: Counts tokens.
-
-    Returns:
-        One note; `[]` if nothing fits.
-    """
+def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[BaseMessage]:
+    """Render the entries that fit, in order, as one note; a text that is too long is cut at a sentence, and marked."""
     records: list[Record] = []
     for entry in entries:
 
-        def fits(text: str, entry: Entry = entry) -> bool:
-            note = note_message([*records, Record(text, about=entry.title, source=entry.source)])
-            return count_tokens([note], counter)[0] <= max_tokens
+        def cut(end: int, entry: Entry = entry) -> Record:
+            """Return the beginning of the text as a record."""
+            mark = f" [cut: {end} of {len(entry.text)} characters]" if end < len(entry.text) else ""
+            return Record(entry.text[:end] + mark, about=entry.title, source=entry.source)
 
-        text = entry.text if fits(entry.text) else _cut(entry.text, fits)
-        if text:
-            records.append(Record(text, about=entry.title, source=entry.source))
+        def fits(record: Record) -> bool:
+            return count_tokens([note_message([*records, record])], counter)[0] <= max_tokens
+
+        text = entry.text
+        if fits(cut(len(text))):
+            records.append(cut(len(text)))
+            continue
+        sentences = [end for _, end in sentence_spans(text) if end < len(text)]
+        words = [match.end() for match in WORD.finditer(text) if LEAST <= match.end() < len(text)]
+        for ends in (sentences, words):
+            # Binary search, since counting may be slow: a longer beginning is taken to have no fewer tokens.
+            fitting = bisect_right(ends, False, key=lambda end: not fits(cut(end)))
+            if fitting:
+                records.append(cut(ends[fitting - 1]))
+                break
     return [note_message(records)] if records else []
-
-
-def _cut(text: str, fits: Fits) -> str:
-    """Return the longest beginning of a text that fits, with a mark; empty if too little would be left."""
-    sentences = [end for _, end in sentence_spans(text) if end < len(text)]
-    words = [match.end() for match in WORD.finditer(text) if LEAST <= match.end() < len(text)]
-    for ends in (sentences, words):
-        # Binary search, since counting may be slow: a longer beginning is taken to have no fewer tokens.
-        fitting = bisect_right(ends, False, key=lambda end: not fits(_marked(text, end)))
-        if fitting:
-            return _marked(text, ends[fitting - 1])
-    return ""
-
-
-def _marked(text: str, end: int) -> str:
-    return f"{text[:end]} [cut: {end} of {len(text)} characters]"
-
-
-MANY = 1000  # entries: searching more of them is worth a thread
-LONG = 2000  # characters: searching a longer text is worth a thread whatever the number of entries
 
 
 class KeyValueMemory(Memory):
@@ -146,7 +124,7 @@ class KeyValueMemory(Memory):
         self,
         entries: Entries | None = None,
         *,
-        store: BaseStore[str, dict[str, Any]] | None = None,
+        store: DictStore | None = None,
         user_id: str | None = None,
         aliases: Mapping[str, Sequence[str]] | None = None,
         matcher: Callable[[str, list[str]], Any] | None = None,
@@ -158,26 +136,16 @@ class KeyValueMemory(Memory):
         if entries is not None and store is not None:
             msg = "give entries or a store, not both: memory.add(entries) puts them into the store, once"
             raise ConfigurationError(msg)
-        if store is not None and not isinstance(store, BaseStore):
-            msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
-            raise ConfigurationError(msg)
-        if matcher is not None and not callable(matcher):
-            msg = f"matcher must be callable: (text, titles), not {type(matcher).__name__}"  # type: ignore[unreachable]  # callers without types
-            raise ConfigurationError(msg)
         if min_score is not None and not 0 < min_score <= 100:
             msg = f"min_score must be more than 0 and at most 100, or None for no typos, not {min_score!r}"
             raise ConfigurationError(msg)
-        for name, value, least in (("max_tokens", max_tokens, 1), ("lookback", lookback, 0)):
-            if not isinstance(value, int) or value < least:  # type: ignore[redundant-expr]  # callers without types
-                msg = f"{name} must be a number of at least {least}, not {value!r}"
-                raise ConfigurationError(msg)
         self.user_id = None if user_id is None else check_id(user_id, "user_id")
         self._matcher = matcher
-        self._max_tokens = max_tokens
-        self._lookback = lookback
+        self._max_tokens = checked_size(max_tokens, "max_tokens", 1)
+        self._lookback = checked_size(lookback, "lookback", 0)
         self._counter = resolve_counter(token_counter)
-        kept: BaseStore[str, dict[str, Any]] = MemoryStore() if store is None else store
-        self._shelf = EntryCache(kept, self.user_id, alias_lists(aliases), None if matcher else min_score)
+        names = {title: check_aliases(title, listed) for title, listed in (aliases or {}).items()}
+        self._cache = EntryCache(store_or_memory(store), user_id, names, None if matcher else min_score)
         if entries is not None:
             self.add(entries)
 
@@ -200,11 +168,10 @@ class KeyValueMemory(Memory):
             ['The Skeleton Songs']
         """
         check_arguments(options, cls)
-        rows = [{**entry.to_row(), "source": entry.source} for entry in read_entries(path)]
-        return cls(rows, **options)
+        return cls(read_entries(path), **options)
 
     @classmethod
-    def factory(cls, store: BaseStore[str, dict[str, Any]], **options: Any) -> KeyValueMemoryFactory:
+    def factory(cls, store: DictStore, **options: Any) -> KeyValueMemoryFactory:
         """Make a factory of memories that share a store, for an app whose users have entries of their own.
 
         Args:
@@ -222,14 +189,8 @@ class KeyValueMemory(Memory):
             ...     books("s2", "u1").titles(), books("s1").titles()
             (['My Diary'], [])
         """
-        if not isinstance(store, BaseStore):
-            msg = (  # type: ignore[unreachable]  # callers without types
-                f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}; "
-                "without a store give KeyValueMemory(entries) itself"
-            )
-            raise ConfigurationError(msg)
         check_arguments(options, cls)
-        return KeyValueMemoryFactory(lambda user_id: cls(store=store, user_id=user_id, **options), store)
+        return KeyValueMemoryFactory(cls(store=store, **options))
 
     def __repr__(self) -> str:
         """Show the user id, never the entries."""
@@ -247,27 +208,27 @@ class KeyValueMemory(Memory):
             ConfigurationError: An entry is malformed; nothing was added.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._shelf.add(entries_of(entries)))
+        drive(self._cache.add(entries_of(entries)))
 
     async def aadd(self, entries: Entries) -> None:
         """Run `add` asynchronously."""
-        await adrive(self._shelf.add(entries_of(entries)))
+        await adrive(self._cache.add(entries_of(entries)))
 
     def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
-        drive(self._shelf.remove(_listed(titles)))
+        drive(self._remove(titles))
 
     async def aremove(self, titles: Iterable[str]) -> None:
         """Run `remove` asynchronously."""
-        await adrive(self._shelf.remove(_listed(titles)))
+        await adrive(self._remove(titles))
 
     def titles(self) -> list[str]:
         """Return all titles, sorted."""
-        return list(drive(self._shelf.current()).titles)
+        return list(drive(self._cache.current()).titles)
 
     async def atitles(self) -> list[str]:
         """Run `titles` asynchronously."""
-        return list((await adrive(self._shelf.current())).titles)
+        return list((await adrive(self._cache.current())).titles)
 
     def match(self, text: str) -> list[TitleMatch]:
         """Return the entries that a text mentions, and how they were found.
@@ -276,7 +237,7 @@ class KeyValueMemory(Memory):
             text: Any text; its first 20,000 characters are searched.
 
         Returns:
-            A `Hit` for each title, in order of mention; titles that only the matcher found come last.
+            A `TitleMatch` for each title, in order of mention; titles that only the matcher found come last.
         """
         return drive(self._match(text))
 
@@ -301,68 +262,61 @@ class KeyValueMemory(Memory):
     def save(self, messages: Sequence[BaseMessage]) -> None:
         """Do nothing: the entries belong to the app."""
 
-    async def asave(self, messages: Sequence[BaseMessage]) -> None:
-        """Run `save` asynchronously."""
-
     def clear(self) -> None:
         """Do nothing: the entries belong to no session."""
 
-    async def aclear(self) -> None:
-        """Run `clear` asynchronously."""
+    async def _remove(self, titles: Iterable[str]) -> None:
+        if isinstance(titles, str):  # iterating over it would give single letters
+            msg = "titles must be a list of titles, not a str"
+            raise ConfigurationError(msg)
+        await self._cache.remove(titles)
 
     async def _match(self, text: str) -> list[TitleMatch]:
-        catalog = await self._shelf.current()
-        return await self._hits(catalog, text)
+        return await self._hits(await self._cache.current(), text)
 
-    async def _hits(self, catalog: EntryIndex, text: str) -> list[TitleMatch]:
-        hits: list[TitleMatch] = await cpu_bound(
-            lambda: catalog.hits(text), long=len(catalog.titles) > MANY or len(text) > LONG
-        )
-        if self._matcher is None or not catalog.titles or not text.strip():
-            return hits
-        # The catalog then holds no index for typos: it finds exact and folded mentions, and the matcher all others.
-        answer = await ask_matcher(self._matcher, text, catalog.titles)
-        found = {hit.title for hit in hits}
-        more = [hit for hit in hits_of(answer, catalog.entries) if hit.title not in found]
-        catalog.keep_matched(text, more)
-        return [*hits, *more]
+    async def _hits(self, index: EntryIndex, text: str) -> list[TitleMatch]:
+        long = len(index.titles) > MANY or len(text) > LONG
+        matcher, titles = self._matcher, index.titles
+        if matcher is None or not titles or not text.strip():
+            return await cpu_bound(lambda: index.hits(text), long=long)
+        # The index then holds none for typos: it finds exact and folded mentions, and the matcher all others. The
+        # matcher may be slow or cost a model call: it is asked about new inputs only, and its answer is kept.
+        hits = {hit.title: hit for hit in await cpu_bound(lambda: index.find(text), long=long)}
+        step = call_user_function(matcher, text, list(titles), name="the matcher")
+        if hasattr(matcher, "acall"):
+            step = Step(step.sync, lambda: matcher.acall(text, list(titles)))
+        answer = await step
+        for item in [answer] if isinstance(answer, str) else answer or ():
+            title, score = (item, 100) if isinstance(item, str) else item
+            if title in index.entries:
+                hits.setdefault(title, TitleMatch(title, score, "matcher"))
+            else:
+                logger.warning("the matcher returned a title that is not there: %.80r", title)
+        return index.keep(text, list(hits.values()))
 
     async def _load(self, query: str) -> list[BaseMessage]:
-        catalog = await self._shelf.current()
-        if not catalog.titles:
+        index = await self._cache.current()
+        if not index.titles:
             return []
-        hits = await self._hits(catalog, str(query))
+        hits = await self._hits(index, str(query))
         past: Sequence[BaseMessage] = getattr(query, "past", ())
         seen: Sequence[BaseMessage] = getattr(query, "seen", ())
         newest = past[-self._lookback :] if self._lookback else ()
+
+        def note() -> list[BaseMessage]:
+            titles = {hit.title: None for hit in hits}
+            for message in reversed(newest):
+                # A note quotes the entries' titles, so searching notes would keep an entry alive for ever;
+                # notifications come from the agent's harness, not from the user.
+                if not (is_note(message) or is_notification(message)):
+                    titles |= {hit.title: None for hit in index.hits(message_text(message))}
+            shown = without_visible((index.entries[title] for title in titles), seen)
+            return entries_note(shown, self._max_tokens, self._counter)
+
         # Short work stays on the event loop; a thread costs more than searching a few short texts.
-        long = len(catalog.titles) > MANY or self._counter is not approximate_tokens
+        long = len(index.titles) > MANY or self._counter is not approximate_tokens
         long = long or any(len(m.content) > LONG or not isinstance(m.content, str) for m in (*newest, *seen))
-        return await cpu_bound(lambda: self._note(catalog, hits, past, seen), long=long)
-
-    def _note(
-        self, catalog: EntryIndex, hits: Sequence[TitleMatch], past: Sequence[BaseMessage], seen: Sequence[BaseMessage]
-    ) -> list[BaseMessage]:
-        titles = {hit.title: None for hit in hits}
-        newest = past[-self._lookback :] if self._lookback else ()
-        for message in reversed(newest):
-            # A note quotes the entries' titles, so searching notes would keep an entry alive for ever; notifications
-            # come from the agent's harness, not from the user.
-            if not (is_note(message) or is_notification(message)):
-                text = message_text(message)
-                titles |= {hit.title: None for hit in (*catalog.hits(text), *catalog.matched(text))}
-        shown = without_visible((catalog.entries[title] for title in titles), seen)
-        return list(entries_note(shown, self._max_tokens, self._counter))
-
-
-def _listed(titles: Iterable[str]) -> list[str]:
-    if isinstance(titles, str):  # iterating over it would give single letters
-        msg = "titles must be a list of titles, not a str"
-        raise ConfigurationError(msg)
-    return list(titles)
-
-
-USERS = 64  # users whose entries are cached; the least recently used goes first
+        return await cpu_bound(note, long=long)
 
 
 class KeyValueMemoryFactory(ClosingMixin):
@@ -370,26 +324,16 @@ class KeyValueMemoryFactory(ClosingMixin):
 
     Returned by `KeyValueMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. A context
     manager, sync and async. The store belongs to the caller and stays open.
-
-    Example:
-        >>> from langchain_core.stores import InMemoryStore
-        >>> from langchain_memkit.memories.key_value import KeyValueMemory
-        >>> books = KeyValueMemory.factory(InMemoryStore())
-        >>> books("s1", "u1").add({"My Diary": "Dear diary ..."})
-        >>> books.purge("u1"), books("s1", "u1").titles()
-        ({'entries': 1}, [])
     """
 
-    def __init__(self, make: Callable[[str | None], KeyValueMemory], store: BaseStore[str, dict[str, Any]]) -> None:
-        self._make = make
-        self._store = store
-        self._shelves = LRUCache[str | None, EntryCache](USERS)
+    def __init__(self, memory: KeyValueMemory) -> None:
+        self._memory = memory
+        self._caches = LRUCache[str | None, EntryCache](USERS)
         self._lock = ForkSafeLock()
-        make(None)  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
         """Show the store."""
-        return f"KeyValueMemoryFactory({safe_repr(self._store)})"
+        return f"KeyValueMemoryFactory({safe_repr(self._memory._cache.store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
         """Return the memory of a session; no I/O.
@@ -399,23 +343,21 @@ class KeyValueMemoryFactory(ClosingMixin):
             user_id: Whose entries; None for the entries of the app.
 
         Raises:
-            TypeError: An id is not a string.
-            ValueError: An id is empty or malformed.
+            TypeError, ValueError: An id is not a string, empty or malformed.
         """
-        memory = self._make(user_id)
+        memory = copy.copy(self._memory)
         memory.session_id = check_id(session_id, "session_id")
-        with self._lock:
-            # All memories of a user share one cache, so that the entries are read once and not for each session.
-            memory._shelf = self._shelves.get_or_put(memory.user_id, memory._shelf)
+        memory.user_id = None if user_id is None else check_id(user_id, "user_id")
+        memory._cache = self._cache_of(user_id)
         return memory
 
     def setup(self) -> None:
         """Read the app's entries into the cache, so that the first turn does not have to."""
-        drive(self._shelf(None).current())
+        drive(self._cache_of(None).current())
 
     async def asetup(self) -> None:
         """Run `setup` asynchronously."""
-        await adrive(self._shelf(None).current())
+        await adrive(self._cache_of(None).current())
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Delete a user's entries; the app's entries stay. Part of `purge_user`.
@@ -433,19 +375,20 @@ class KeyValueMemoryFactory(ClosingMixin):
         return await adrive(self._purge(check_id(user_id, "user_id")))
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
-        count = await self._shelf(user_id).purge()
+        count = await self._cache_of(user_id).purge()
         with self._lock:
-            self._shelves.pop(user_id)
+            self._caches.pop(user_id)
         return {"entries": count}
 
-    def _shelf(self, user_id: str | None) -> EntryCache:
+    def _cache_of(self, user_id: str | None) -> EntryCache:
+        """Return the cache that all memories of a user share, so that the entries are not read for each session."""
         with self._lock:
-            return self._shelves.get_or_put(user_id, self._make(user_id)._shelf)
+            return self._caches.get_or_put(user_id, self._memory._cache.for_user(user_id))
 
     def close(self) -> None:
         """Empty the cache; the store stays open."""
         with self._lock:
-            self._shelves.clear()
+            self._caches.clear()
 
     async def aclose(self) -> None:
         """Run `close` asynchronously."""

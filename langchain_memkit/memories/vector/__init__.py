@@ -1,9 +1,8 @@
 """Vector memory: semantic and lexical recall over all conversations of a user.
 
-From the public API inwards: `memory` and `verbs` hold the methods that callers use. Saving turns messages into records
-(`rounds`), plans which of them are new (`plan`) and writes those (`saving`); `rebuild` does the same for whole
-transcripts. Loading ranks the records and quotes the best ones (`recalling`, `hits`). `core` holds the options and the
-store; `foreign` adapts any third-party LangChain vector store.
+From the public API inwards: `memory` holds the methods that callers use. Saving turns messages into records and plans
+which of them are new (`rounds`), and writes those (`saving`). Loading ranks the records and quotes the best ones
+(`recalling`). `core` holds the options and the store; `adapter` adapts any other LangChain vector store.
 """
 
 from langchain_memkit.memories.vector.importance import create_model_importance, plain_importance

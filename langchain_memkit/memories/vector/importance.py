@@ -15,9 +15,8 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit._sync import Step, adrive, drive, internal_call
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import quote_lines
+from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.ranking.tokenize import tokenize
-
-__all__ = ["ModelImportance", "create_model_importance", "plain_importance"]
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -110,14 +109,11 @@ class ModelImportance:
     async def _rate(self, texts: Sequence[str]) -> list[float]:
         llm, config = self._llm, internal_call("rate_importance", "importance")
         config["max_concurrency"] = self._batch_size
-        asked = [[HumanMessage(self._prompt.replace("{memory}", quote_lines(text[:READ])))] for text in texts]
-        answers: list[Any] = []
-        for i in range(0, len(asked), self._batch_size):
-            some = asked[i : i + self._batch_size]
-            answers += await Step(
-                partial(llm.batch, some, config, return_exceptions=True),
-                partial(llm.abatch, some, config, return_exceptions=True),
-            )
+        asked: Any = [[HumanMessage(self._prompt.replace("{memory}", quote_lines(text[:READ])))] for text in texts]
+        answers: list[Any] = await Step(
+            partial(llm.batch, asked, config, return_exceptions=True),
+            partial(llm.abatch, asked, config, return_exceptions=True),
+        )
         ratings = [_rating(answer) for answer in answers]
         # A rating must never fail the turn that is saved: whatever the model does, log it and use the middle.
         if unrated := sum(rating is None for rating in ratings):
@@ -159,7 +155,4 @@ def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int =
     if not isinstance(prompt, str) or "{memory}" not in prompt:  # type: ignore[redundant-expr]  # callers without types
         msg = "prompt must be a str with {memory} where the memory is to stand"
         raise ConfigurationError(msg)
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:  # type: ignore[redundant-expr]  # callers without types
-        msg = f"batch_size must be a whole number above 0; got {batch_size!r:.50}"
-        raise ConfigurationError(msg)
-    return ModelImportance(coerce_to_runnable(llm), prompt, batch_size)
+    return ModelImportance(coerce_to_runnable(llm), prompt, checked_size(batch_size, "batch_size", 1))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._sync import Step, adrive, drive
+from langchain_memkit._sync import adrive, cpu_bound, drive
 from langchain_memkit.base import (
     GetSessionHistory,
     Now,
@@ -18,15 +18,26 @@ from langchain_memkit.base import (
     TokenCounterLike,
     check_arguments,
     check_id,
+    check_seconds,
+    describe_type,
     utc_now,
 )
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory, Segment
-from langchain_memkit.memories.vector.core import TurnSession, VectorMemoryConfig
-from langchain_memkit.memories.vector.recalling import HitList, recall, search
+from langchain_memkit.memories.vector.adapter import FilterBuilder, VectorStoreAdapter
+from langchain_memkit.memories.vector.core import VectorMemoryConfig, check_floor
+from langchain_memkit.memories.vector.importance import plain_importance
+from langchain_memkit.memories.vector.recalling import ASKED, SHORT, Fetched, HitList, recall, search
+from langchain_memkit.memories.vector.rounds import SMALL_TALK, Splitter, TextSplitter
 from langchain_memkit.memories.vector.saving import rebuild, save
+from langchain_memkit.messages.text import QUESTION, truncate_with_warning
+from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.ranking.index import IndexRecord
 from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.stores.vector_cache import ReadSession
+from langchain_memkit.stores.vectors import RecordVectorStore
 
 __all__ = ["VectorMemory", "VectorMemoryFactory"]
 
@@ -39,9 +50,12 @@ class VectorMemory(DerivedMemory):
     that the question names. The best rounds that fit into `max_tokens` are shown as quoted records, oldest first. No
     model is called. A question unrelated to the records ("What is 2+2?") recalls nothing: see `floor`.
 
+    A round without an answer waits, unembedded, for the next turn. Greetings and thanks are not embedded, nor is a text
+    that one of this user's records already has.
+
     Args:
         store: `SQLiteVectorStore(path, embedding)`, `MongoDBVectorStore(uri, embedding)`, or any LangChain
-            `VectorStore`.
+            `VectorStore`. Another store finds by plain similarity: words, speakers and dates only order what it found.
         session_id: The conversation.
         user_id: The user; required.
         max_tokens: Token budget of the note.
@@ -52,7 +66,8 @@ class VectorMemory(DerivedMemory):
             record has. `"auto"` is 1: one such word in common, or a speaker or a past day named, or a vector far nearer
             than the user's own records usually are to each other, which is measured for each user and embedder. Just
             above the floor one record is shown, 0.8 above it as many as fit. None or 0 recalls on any question, as
-            `Ranking.generative_agents()` does unless a number is given. `search` has no floor.
+            `Ranking.generative_agents()` does unless a number is given. `search` has no floor. With another vector
+            store only words, names and dates count: its similarities have a scale of their own.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
             1,000 characters with an overlap of 100.
         max_records: How many records to keep per user; beyond that, the oldest that were never recalled are evicted.
@@ -63,8 +78,8 @@ class VectorMemory(DerivedMemory):
             weighs importance.
         reranker: A LangChain document compressor, for example a cross-encoder, that reorders the best 50.
         get_session_history: Source of the transcripts. `rebuild` reads them, and messages deleted from them are not
-            recalled. With a third-party store, the lexical search runs over them.
-        filter_builder: For third-party stores: a function from `{"user_id": ...}` to the keyword arguments of
+            recalled.
+        filter_builder: For other vector stores: a function from `{"user_id": ...}` to the keyword arguments of
             `similarity_search`.
         read_only: Do not store turns, and let `clear` keep what is stored.
         token_counter: Token counter; default an estimate of four characters per token.
@@ -72,8 +87,7 @@ class VectorMemory(DerivedMemory):
 
     Raises:
         ConfigurationError: There is no `user_id`, or an option is malformed.
-        TypeError: An id is not a string.
-        ValueError: An id is empty or malformed.
+        TypeError, ValueError: An id is not a string, empty or malformed.
 
     Example:
         >>> from datetime import UTC, datetime
@@ -93,7 +107,7 @@ class VectorMemory(DerivedMemory):
     """
 
     _core: VectorMemoryConfig
-    _looked: Any = None  # session snapshot taken by the load of the current turn
+    _looked: ReadSession | None = None  # session snapshot taken by the load of the current turn
 
     def __init__(
         self,
@@ -105,33 +119,48 @@ class VectorMemory(DerivedMemory):
         k: int | None = None,
         ranking: Ranking | None = None,
         floor: float | Literal["auto"] | None = "auto",
-        text_splitter: Any = None,
+        text_splitter: TextSplitter | None = None,
         max_records: int | None = None,
         ttl: float | None = None,
-        importance: Callable[[str], Any] | None = None,
+        importance: Callable[[str], object] | None = None,
         reranker: BaseDocumentCompressor | None = None,
         get_session_history: GetSessionHistory | None = None,
-        filter_builder: Callable[[Mapping[str, str]], Mapping[str, Any]] | None = None,
+        filter_builder: FilterBuilder | None = None,
         read_only: bool = False,
         token_counter: TokenCounterLike = None,
         now: Now = utc_now,
     ) -> None:
         self._bind(session_id, user_id)
-        self._core = VectorMemoryConfig.of(
-            store,
+        for name, count in (("max_tokens", max_tokens), ("k", k), ("max_records", max_records)):
+            if count is not None:
+                checked_size(count, name, 1)
+        check_seconds(ttl, "ttl", none="to keep records")
+        given: object = store
+        compressor: object = reranker
+        if not isinstance(given, VectorStore):
+            example = "SQLiteVectorStore(path, embedding)"
+            msg = f"store must be a LangChain VectorStore, e.g. {example}, not {describe_type(given, VectorStore)}"
+            raise ConfigurationError(msg)
+        if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
+            kind = describe_type(compressor, BaseDocumentCompressor)
+            msg = f"reranker must be a LangChain document compressor, not {kind}"
+            raise ConfigurationError(msg)
+        own = given if isinstance(given, RecordVectorStore) else None
+        weights = ranking or Ranking()
+        self._core = VectorMemoryConfig(
+            store=own or VectorStoreAdapter(given, filter_builder=filter_builder),
             max_tokens=max_tokens,
             k=k,
-            ranking=ranking,
-            floor=floor,
-            text_splitter=text_splitter,
+            ranking=weights,
+            floor=check_floor(floor, weights),
+            splitter=Splitter(text_splitter),
             max_records=max_records,
-            ttl=ttl,
-            importance=importance,
+            ttl=None if ttl is None else timedelta(seconds=ttl),
+            importance=importance or (plain_importance if weights.importance else None),
             reranker=reranker,
             get_session_history=get_session_history,
-            filter_builder=filter_builder,
             read_only=read_only,
-            token_counter=token_counter,
+            counter=resolve_counter(token_counter),
             now=now,
         )
         self.read_only = read_only
@@ -152,41 +181,6 @@ class VectorMemory(DerivedMemory):
         """
         check_arguments(options, cls)
         return VectorMemoryFactory(cls(store, "-", user_id="-", **options))
-
-    def load(self, query: str = "") -> list[BaseMessage]:
-        """Recall the rounds that best answer the new input, as many as fit.
-
-        Args:
-            query: The new input. In a turn it is a `Query`, and messages that the model sees anyway are not recalled.
-
-        Returns:
-            A list of one note with quoted records, oldest first; `[]` if the input is a greeting or the like, if no
-            record is related to it (see `floor`), or if nothing is stored.
-
-        Raises:
-            ConfigurationError: The store was filled with another embedder.
-            HistoryReadError: The store, or a history, cannot be reached or read.
-        """
-        return drive(self._load(query))
-
-    def save(self, messages: Sequence[BaseMessage]) -> None:
-        """Store the rounds of a finished turn; saving the same turn again stores nothing.
-
-        A round without an answer waits, unembedded, for the next turn. Greetings and thanks are not embedded, nor is a
-        text that one of this user's records already has. Notes from memories and summaries are left out.
-
-        Args:
-            messages: One turn or a whole conversation, oldest first.
-
-        Raises:
-            ConfigurationError: The store was filled with another embedder.
-            HistoryWriteError: The store failed; calling again is safe.
-        """
-        drive(self._save(messages))
-
-    def clear(self) -> None:
-        """Permanently delete this session's records, unfinished rounds included; a save in progress adds nothing."""
-        drive(self._clear())
 
     def search(
         self,
@@ -212,15 +206,6 @@ class VectorMemory(DerivedMemory):
         Raises:
             ConfigurationError: `k` is below 1, a time is naive, or the store was filled with another embedder.
             HistoryReadError: The store, or a history, cannot be reached or read.
-
-        Example:
-            >>> from langchain_core.messages import AIMessage, HumanMessage
-            >>> from langchain_memkit import SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
-            >>> memory = VectorMemory(SQLiteVectorStore(":memory:", WordLlamaEmbeddings()), "s1", user_id="u1")
-            >>> memory.save([HumanMessage("My cat is called Nemo."), AIMessage("A fine name!")])
-            >>> memory.save([HumanMessage("I work in Oslo."), AIMessage("By the sea?")])
-            >>> [hit.speakers for hit in memory.search("Where do I work?", k=1)]
-            [('human', 'ai')]
         """
         return drive(self._search(query, k, session_id, since, until))
 
@@ -236,60 +221,7 @@ class VectorMemory(DerivedMemory):
         """Run `search` asynchronously."""
         return await adrive(self._search(query, k, session_id, since, until))
 
-    def forget_messages(self, ids: Collection[str]) -> int:
-        """Delete the rounds of this session that contain these messages.
-
-        A round is deleted as a whole; `rebuild` restores its other messages from the transcript.
-
-        Args:
-            ids: Ids of the messages.
-
-        Returns:
-            The number of deleted records.
-
-        Raises:
-            TypeError: `ids` is a string.
-            ConfigurationError: The memory is read-only.
-            HistoryWriteError: The store failed; calling again finishes the work.
-        """
-        return drive(self._forget_messages(ids))
-
-    def rebuild(self, history: Any = None, progress: bool = True) -> Mapping[str, int]:
-        """Synchronize this session's records with its transcript, for example to import a whole conversation.
-
-        Args:
-            history: Any LangChain chat history; None uses `get_session_history`.
-            progress: Show a progress bar if `rich` is installed.
-
-        Returns:
-            `{"messages": n, "added": n, "removed": n}`; a second call adds and removes nothing.
-
-        Raises:
-            ConfigurationError: There is no history, or the memory is read-only.
-            HistoryReadError: The transcript cannot be read.
-            HistoryWriteError: The store failed; calling again continues the work.
-
-        Example:
-            >>> from langchain_core.messages import AIMessage, HumanMessage
-            >>> from langchain_memkit import (
-            ...     SQLiteChatMessageHistory,
-            ...     SQLiteVectorStore,
-            ...     VectorMemory,
-            ...     WordLlamaEmbeddings,
-            ... )
-            >>> history = SQLiteChatMessageHistory(":memory:", "s1", user_id="u1")
-            >>> history.add_messages([HumanMessage("My cat is called Nemo."), AIMessage("A fine name!")])
-            >>> memory = VectorMemory(SQLiteVectorStore(":memory:", WordLlamaEmbeddings()), "s1", user_id="u1")
-            >>> memory.rebuild(history, progress=False)
-            {'messages': 2, 'added': 1, 'removed': 0}
-        """
-        return drive(self._rebuild(history, progress))
-
     # -- flows
-
-    def _bind(self, session_id: str, user_id: str | None) -> None:
-        super()._bind(session_id, user_id)
-        self._looked = None
 
     async def _search(
         self, query: str, k: int, session_id: str | None, since: datetime | None, until: datetime | None
@@ -297,15 +229,10 @@ class VectorMemory(DerivedMemory):
         if session_id is not None:
             check_id(session_id, "session_id")
         for name, moment in (("since", since), ("until", until)):
-            if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):  # type: ignore[redundant-expr]  # callers without types
+            if moment is not None and moment.tzinfo is None:
                 msg = f"{name} must be an aware datetime, e.g. datetime(2026, 1, 2, tzinfo=UTC); got {moment!r:.50}"
                 raise ConfigurationError(msg)
-        if not isinstance(query, str):
-            msg = f"query must be a str, not {type(query).__name__}"  # type: ignore[unreachable]  # callers without types
-            raise TypeError(msg)
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:  # type: ignore[redundant-expr]  # callers without types
-            msg = f"k must be a whole number above 0; got {k!r:.50}"
-            raise ConfigurationError(msg)
+        checked_size(k, "k", 1)
 
         def keep(entry: IndexRecord) -> bool:
             if session_id is not None and entry.session != session_id:
@@ -319,21 +246,23 @@ class VectorMemory(DerivedMemory):
         return await search(self._core, self._user, str(query), k, keep)
 
     async def _delete_messages(self, ids: Collection[str]) -> int:
-        store, wanted = self._core.store, set(ids)
-        index = await Step(lambda: store.index(self._user), lambda: store.aindex(self._user))
+        records, wanted = self._core.records, set(ids)
+        index = await records.index(self._user)
         with index.lock:
             mine = [entry for entry in index.entries if entry.session == self._session]
         rounds = {entry.round_id for entry in mine if not wanted.isdisjoint(entry.messages)}
         gone = [entry.id for entry in mine if entry.round_id in rounds]
         if gone:
-            await self._core.delete(self._user, gone)
+            await records.delete(self._user, gone)
         return len(gone)
 
-    async def _rebuild(self, history: Any, progress: bool) -> Mapping[str, int]:
-        return await rebuild(self._core, self._user, {self._session: history}, progress=progress)
+    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
+        return await rebuild(self._core, user_id, sessions, progress=progress)
 
-    async def _prefetch(self) -> Any:
-        return await self._core.fetch(self._user, self._session)
+    async def _prefetch(self) -> Fetched | None:
+        store = self._core.store
+        # another vector store needs the question first
+        return await store.records.read(self._user, self._session) if isinstance(store, RecordVectorStore) else None
 
     async def _load(self, query: str) -> list[BaseMessage]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
@@ -347,68 +276,37 @@ class VectorMemory(DerivedMemory):
 
         trial: bool = getattr(query, "trial", False)
         remarks: list[str] | None = getattr(query, "remarks", None)
-        fetched = self._take_fetched()
-        place = TurnSession(self._session, fetched, looked=fetched and fetched[1])
-        note = await recall(self._core, self._user, str(query), keep, trial=trial, place=place, remarks=remarks)
+        text = truncate_with_warning(str(query), QUESTION, ASKED)
+        # a greeting or thanks recalls nothing, so nothing is read for it
+        idle = await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text)), long=len(text) > SHORT)
+        fetched: Fetched | None = self._take_fetched() or (None if idle else await self._prefetch())
         if not trial:
-            self._looked = place.looked
-        return note
+            self._looked = fetched and fetched[1]
+        return [] if idle else await recall(self._core, self._user, text, keep, fetched, trial=trial, remarks=remarks)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
-        epoch, expires_at = getattr(messages, "epoch", 0), getattr(messages, "expires_at", None)
-        stretch = Segment(messages, self._core.now(), epoch, expires_at, native=True)
         # The snapshot of this turn's load serves this save only: the next turn takes a new one. A save that starts from
         # it is refused if the session was cleared in between, which `save_was_checked` tells the caller.
         looked, self._looked = self._looked, None
         self.save_was_checked = looked is not None
-        await save(self._core, self._user, self._session, stretch, looked)
+        turn = Segment.of_turn(messages, self._core.now())
+        await save(self._core, self._user, self._session, turn, looked)
 
     async def _clear(self) -> None:
         self._looked = None
         if not self.read_only:
-            store, ids = self._core.store, (self._user, self._session)
-            await Step(lambda: store.forget(*ids), lambda: store.aforget(*ids))
+            await self._core.records.forget(self._user, self._session)
 
 
 class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
-    """Callable that creates vector memories over one shared store; made by `VectorMemory.factory`.
-
-    Example:
-        >>> from langchain_core.messages import HumanMessage
-        >>> from langchain_memkit import SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
-        >>> with VectorMemory.factory(SQLiteVectorStore(":memory:", WordLlamaEmbeddings())) as memories:
-        ...     memories("s1", "u1").save([HumanMessage("I work in Oslo.")])
-        ...     [session.session_id for session in memories.list_sessions("u1")], memories.purge("u1")
-        (['s1'], {'records': 1})
-    """
+    """Callable that creates vector memories over one shared store; made by `VectorMemory.factory`."""
 
     _core: VectorMemoryConfig
-
-    def purge(self, user_id: str) -> Mapping[str, int]:
-        """Permanently delete all records of a user. Pass the factory to `purge_user` to include it there.
-
-        Returns:
-            `{"records": n}`: the number of deleted records.
-        """
-        return drive(self._purge(check_id(user_id, "user_id")))
-
-    def close(self) -> None:
-        """Do nothing: the caller owns the store and closes it."""
-
-    async def aclose(self) -> None:
-        """Do nothing: the caller owns the store and closes it."""
 
     # -- flows
 
     async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
-        store = self._core.store
-        found: list[SessionInfo] = await Step(lambda: store.sessions(user_id), lambda: store.asessions(user_id))
-        return found
-
-    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
-        return await rebuild(self._core, user_id, sessions, progress=progress)
+        return await self._core.records.sessions(user_id)
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
-        store = self._core.store
-        count = await Step(lambda: store.forget(user_id), lambda: store.aforget(user_id))
-        return {"records": count}
+        return {"records": await self._core.records.forget(user_id)}

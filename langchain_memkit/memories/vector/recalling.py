@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -13,19 +13,19 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.errors import HistoryWriteError, MissingExtraError
+from langchain_memkit.base import describe_error
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MissingExtraError
 from langchain_memkit.memories.rebuildable import erased_messages
 from langchain_memkit.memories.retriever import plain_score
-from langchain_memkit.memories.vector.core import TurnSession, VectorMemoryConfig
-from langchain_memkit.memories.vector.rounds import SMALL_TALK, RoundLine, lines_of_document
+from langchain_memkit.memories.vector.adapter import VectorStoreAdapter, index_of
+from langchain_memkit.memories.vector.core import VectorMemoryConfig
+from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
 from langchain_memkit.messages.notes import Record, lines_of, note_message, render_note_texts, render_notes
 from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
 from langchain_memkit.messages.tokens import count_text, count_tokens
-from langchain_memkit.ranking.index import IndexRecord
-from langchain_memkit.ranking.ranking import PARTS, Ranked, best_first
-from langchain_memkit.ranking.tokenize import tokenize
-
-__all__ = ["Hit", "HitList", "hit_of", "note_record_of", "recall", "search"]
+from langchain_memkit.ranking.index import Index, IndexRecord
+from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, best_first
+from langchain_memkit.stores.vector_cache import ReadSession
 
 WIDTH = 80  # characters of a hit's text in its line of the repr
 
@@ -61,12 +61,7 @@ class Hit:
 
 
 class HitList(list[Hit]):
-    """A list of hits, best first, that prints one line per hit, renders as a table in notebooks, and can be plotted.
-
-    Example:
-        >>> HitList()._repr_html_()
-        '<p>No hits.</p>'
-    """
+    """A list of hits, best first, that prints one line per hit, renders as a table in notebooks, and can be plotted."""
 
     def __repr__(self) -> str:
         """Return one line per hit: score, date, session, beginning of the text."""
@@ -97,10 +92,6 @@ class HitList(list[Hit]):
 
         Raises:
             MissingExtraError: pandas is not installed.
-
-        Example:
-            >>> list(HitList().to_dataframe().columns)
-            ['score', 'when', 'session_id', 'speakers', 'text']
         """
         try:
             import pandas  # type: ignore[import-untyped]  # brings no stubs, and mypy need not know them
@@ -170,14 +161,9 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
 def note_record_of(
     ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
 ) -> tuple[Record, str]:
-    """Build the quoted record of a note, and its lines.
+    """Build the quoted record of a note, and its lines; `rank` is 0 for the best.
 
-    Args:
-        ranked: The record.
-        rerank: The reranker's score.
-        document: The stored document.
-        rank: The number of more relevant records, 0 for the best.
-        notes: What was made of the record before: a conversation recalls the same records again and again.
+    `notes` holds what was made of the record before: a conversation recalls the same records again and again.
     """
     entry = ranked.entry
     score = plain_score(ranked.score if rerank is None else rerank)
@@ -223,6 +209,7 @@ def _day(hit: Hit) -> str:
 
 logger = logging.getLogger("langchain_memkit")
 
+ASKED = "a question to the vector memory"
 BATCH = 32  # records whose texts are fetched at once from the store
 RERANKED = 50  # records that a reranker is given
 FEW = 8  # records per batch where the texts come with the index
@@ -233,11 +220,13 @@ LEAST, SURE = 0.05, 0.8  # share of `max_tokens` filled at the floor; distance a
 
 Keep: TypeAlias = Callable[[IndexRecord], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
+Fetched: TypeAlias = tuple[Index, ReadSession | None]
+"""The index of a user, with the snapshot of a session if a write can start from it."""
 
 
 async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
-    text = truncate_with_warning(text, QUESTION, "a question to the vector memory")
+    text = truncate_with_warning(text, QUESTION, ASKED)
     hits = HitList()
     seen: set[str] = set()
     ranked, _, _ = await _ranked(core, user_id, text, keep)
@@ -253,55 +242,49 @@ async def recall(
     user_id: str,
     text: str,
     keep: Keep,
+    fetched: Fetched | None,
     *,
-    trial: bool = False,
-    place: TurnSession | None = None,
-    remarks: list[str] | None = None,
+    trial: bool,
+    remarks: list[str] | None,
 ) -> list[BaseMessage]:
-    """Quote as many of the best records as fit in one note, in the order in which they were said.
+    """Quote as many of the best records that `keep` accepts as fit in one note, in the order in which they were said.
 
-    Args:
-        core: The memory's options and store.
-        user_id: The user.
-        text: The question.
-        keep: Predicate: whether a record may be shown.
-        trial: Dry run: do not record that the records were recalled.
-        place: The session of the turn, which receives its snapshot.
-        remarks: A list that receives explanations of what the floor left out; None if they are not wanted.
-
-    Returns:
-        A list of one note; empty if there is nothing to look for, nothing related, or nothing that fits.
+    `fetched` holds the user's index, if it was read already; a dry run (`trial`) does not record that the records were
+    recalled; `remarks` receives explanations of what the floor left out, unless it is None. The result is empty if
+    nothing is related to the question, or nothing fits.
     """
-    text = truncate_with_warning(text, QUESTION, "a question to the vector memory")
-    if await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text)), long=len(text) > SHORT):
-        return []  # a greeting or thanks
     chosen: list[tuple[IndexRecord, Record, str]] = []
     seen: set[str] = set()
     room = core.max_tokens - count_text(render_notes([Record("")]), core.counter)
     misses = 0
-    ranked, count, best = await _ranked(core, user_id, text, keep, place, core.floor)
+    ranked, count, best = await _ranked(core, user_id, text, keep, fetched, core.floor)
     share = _share(core.floor, best)
     if remarks is not None and count and share < 1:
-        remarks.append(_remark(core.floor, best, count, share))
+        told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
+        if isinstance(core.store, VectorStoreAdapter):
+            told += f"; the similarities of {core.store.name}, whose scale is not known, do not count"
+        filled = f"filled {share:.0%} of its tokens" if share else "recalled nothing"
+        remarks.append(f"VectorMemory {filled}: {told}")
     if not share:
         return []
     # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
     # is not dropped because the share is small.
     spare = core.max_tokens - int(share * core.max_tokens)
-    size = BATCH if core.reads_texts else FEW
-    while some := list(islice(ranked, size)):
+    # showing a batch of records costs I/O: for their texts, or to check them against transcripts
+    reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
+    full = False
+    while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
             record, lines = note_record_of(found, rerank, document, len(chosen), notes)
             cost = count_text(lines, core.counter)
             if cost > room - (spare if chosen else 0):
                 misses += 1
-            elif misses < MISSES and len(chosen) != core.k:
+            else:
                 chosen.append((found.entry, record, lines))
                 room -= cost
-            if misses >= MISSES or len(chosen) == core.k:
+            full = misses >= MISSES or len(chosen) == core.k
+            if full:
                 break
-        if misses >= MISSES or len(chosen) == core.k:
-            break
     note = _note(chosen) if chosen else None
     # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
     while note is not None and count_tokens([note], core.counter)[0] > core.max_tokens:
@@ -311,8 +294,12 @@ async def recall(
         if misses:
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
-    if not trial:
-        await _touch(core, user_id, [entry.id for entry, *_ in chosen])
+    # recency ranking and eviction both need the time of the last recall
+    if not trial and not core.read_only and (core.ranking.recency or core.max_records is not None):
+        try:
+            await core.records.touch(user_id, [entry.id for entry, *_ in chosen], core.now())
+        except HistoryWriteError as error:
+            logger.warning("when memories were recalled is not stored: %s", error)
     return [note]
 
 
@@ -323,30 +310,35 @@ def _share(floor: float | None, best: float) -> float:
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
 
 
-def _remark(floor: float | None, best: float, records: int, share: float) -> str:
-    told = f"the best of {records:,} records has {best:.2f} to do with the question, and the floor is {floor:g}"
-    return (
-        f"VectorMemory filled {share:.0%} of its tokens: {told}" if share else f"VectorMemory recalled nothing: {told}"
-    )
-
-
 async def _ranked(
     core: VectorMemoryConfig,
     user_id: str,
     text: str,
     keep: Keep,
-    place: TurnSession | None = None,
+    fetched: Fetched | None = None,
     floor: float | None = None,
 ) -> tuple[Iterator[Found], int, float]:
     """Rank the user's records, with the reranker if there is one.
 
-    The reranker is not called if all records are below the floor.
-
-    Returns:
-        The records, best first, each with its reranker score or None; the number of records that were compared; and
-        the highest `relation` among them.
+    The reranker is not called if all records are below the floor. Returns the records, best first, each with its
+    reranker score or None; the number of records that were compared; and the highest `relation` among them.
     """
-    index, question = await core.look(user_id, text, place)
+    store, now = core.store, core.now()
+    accessed: Mapping[str, datetime] = await core.records.accesses(user_id) if core.ranking.recency else {}
+    if isinstance(store, VectorStoreAdapter):
+        hits = await store.similar(user_id, text, core.ranking.candidates)
+        similar = {document.id: score for document, score in hits if document.id}
+        index, question = index_of(document for document, _ in hits), Question(text, None, now, similar, accessed)
+    else:
+        index, _ = fetched or await store.records.read(user_id)
+        try:
+            vector = await store.records.embed_query(text)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # embedders raise anything; lexical search still works without one
+            vector, why = None, describe_error(error)
+            logger.warning("the question was not embedded, only its words are looked for: %s", why)
+        question = Question(text, vector, now, None, accessed)
     found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
     found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
@@ -358,11 +350,10 @@ async def _ranked(
     by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
     if not by_id:
         return iter(()), 0, 0.0
-    documents = await core.documents(user_id, list(by_id))
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
     given = [
         Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
-        for d in (documents[name] for name in by_id if name in documents)
+        for d in await core.records.get_by_ids(user_id, list(by_id))
     ]
     reranker = core.reranker
     anew = await Step(
@@ -375,21 +366,13 @@ async def _ranked(
 async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
     """Fetch the texts of ranked records, leaving out duplicates and records erased from their transcripts.
 
-    Args:
-        core: The memory's options and store.
-        user_id: The user.
-        ranked: The records with their reranker scores, best first.
-        seen: Normalized texts that were returned already; it is extended.
-
-    Returns:
-        A lazy iterator over (record, reranker score, document, what was made of it to show it).
+    `seen` holds the normalized texts that were returned already, and is extended. Returns a lazy iterator over (record,
+    reranker score, document, what was made of it to show it).
     """
-    text_of = await core.texts(user_id, [found.entry.id for found, _ in ranked])
-    wanted: dict[str, set[str]] = {}
-    for found, _ in ranked:
-        if found.entry.session and any(found.entry.messages):
-            wanted.setdefault(found.entry.session, set()).update(filter(None, found.entry.messages))
-    erased = await erased_messages(core.get_session_history, user_id, wanted)
+    entries = [found.entry for found, _ in ranked]
+    text_of = await core.records.texts(user_id, [entry.id for entry in entries])
+    asked = ((entry.session, message) for entry in entries for message in entry.messages if entry.session and message)
+    erased = await erased_messages(core.get_session_history, user_id, asked)
 
     def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
         for found, score in ranked:
@@ -407,16 +390,6 @@ async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Foun
                 yield found, score, document, notes
 
     return kept()  # lazily: most notes are full long before the last record
-
-
-async def _touch(core: VectorMemoryConfig, user_id: str, ids: Sequence[str]) -> None:
-    """Record the recall time of these records, where it is needed; a failure is logged and does not fail the turn."""
-    store, now = core.store, core.now()
-    if core.keeps_access and not core.read_only:
-        try:
-            await Step(lambda: store.touch(user_id, ids, now), lambda: store.atouch(user_id, ids, now))
-        except HistoryWriteError as error:
-            logger.warning("when memories were recalled is not stored: %s", error)
 
 
 def _note(chosen: Sequence[tuple[IndexRecord, Record, str]]) -> HumanMessage:

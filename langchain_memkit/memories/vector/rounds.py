@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid5
 
 from langchain_core.documents import Document
@@ -22,24 +22,6 @@ from langchain_memkit.messages.text import (
 )
 from langchain_memkit.ranking.index import IndexRecord, StoredSession, digest_of
 from langchain_memkit.ranking.tokenize import tokenize
-
-__all__ = [
-    "PlannedLines",
-    "Round",
-    "RoundLine",
-    "Splitter",
-    "StoredRounds",
-    "as_closed",
-    "documents_of",
-    "is_small_talk",
-    "lines_of_document",
-    "missing_chunks",
-    "needs_index",
-    "plan_rounds",
-    "rounds_of",
-    "starts_round",
-    "with_positions",
-]
 
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
 WINDOW = 1000  # characters of a chunk: about 256 word pieces, the window of small embedders
@@ -86,31 +68,32 @@ class Round(NamedTuple):
         return not (self.closed or self.lines[-1].ends)
 
 
-class Splitter:
-    """Splits long texts with a LangChain text splitter.
+class TextSplitter(Protocol):
+    """A splitter of langchain-text-splitters, or any object with this method."""
 
-    Args:
-        splitter: Any object with `split_text`; None for a `RecursiveCharacterTextSplitter` of 1,000 characters with an
-            overlap of 100, imported only when the first long text comes.
+    def split_text(self, text: str) -> list[str]:
+        """Split a text into pieces, in order."""
+
+
+class Splitter:
+    """Splits long texts with any object that has `split_text`; None for pieces of 1,000 characters that overlap by 100.
+
+    The default splitter is imported only when the first long text comes.
     """
 
-    def __init__(self, splitter: Any = None) -> None:
-        self._given = splitter
-        self._made: Any = None
+    def __init__(self, splitter: TextSplitter | None = None) -> None:
+        self._splitter = splitter
+        self._window = WINDOW if splitter is None else 0
 
     def split(self, text: str) -> list[str]:
         """Split a text into pieces, in order; a text that fits comes back whole."""
-        if self._given is None and len(text) <= WINDOW:
+        if len(text) <= self._window:
             return [text]
-        if self._made is None:
-            self._made = self._given or _default_splitter()
-        return [piece for piece in self._made.split_text(text) if piece.strip()] or [text]
+        if self._splitter is None:
+            from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-
-def _default_splitter() -> Any:
-    from langchain_text_splitters import RecursiveCharacterTextSplitter
-
-    return RecursiveCharacterTextSplitter(chunk_size=WINDOW, chunk_overlap=OVERLAP)
+            self._splitter = RecursiveCharacterTextSplitter(chunk_size=WINDOW, chunk_overlap=OVERLAP)
+        return [piece for piece in self._splitter.split_text(text) if piece.strip()] or [text]
 
 
 def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[RoundLine]:
@@ -132,19 +115,15 @@ def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[RoundLine]:
 
 
 def rounds_of(stretches: Iterable[Segment], undated: datetime) -> list[Round]:
-    """Group the messages of a conversation into rounds, oldest first.
+    """Group messages, in batches as they were stored, into rounds, oldest first; a round may go on in the next batch.
 
-    Args:
-        stretches: Messages in batches as they were stored; a round may continue in the next batch.
-        undated: The time of rounds whose messages have no date.
+    `undated` is the time of rounds whose messages have no date.
     """
     rounds: list[Round] = []
     for stretch in stretches:
-        # Keep message ids only where the history can later be asked for them: recall hides records whose messages the
-        # history no longer has, and ids that it never knew would hide all of them.
-        asked = stretch.native or stretch.at is None
         for found in lines_of_messages(stretch.messages):
-            line = found if asked else found._replace(message="")
+            # Recall hides records whose messages the history no longer has: ids that it never knew would hide them all.
+            line = found if stretch.has_ids else found._replace(message="")
             # A round never spans two epochs: the session was cleared between them.
             if rounds and rounds[-1].epoch == stretch.epoch and not starts_round(line, rounds[-1].lines[-1].role):
                 rounds[-1] = rounds[-1]._replace(lines=(*rounds[-1].lines, line), expires_at=stretch.expires_at)
@@ -173,25 +152,21 @@ def documents_of(
     last: Document | None = None,
     salt: str = "",
 ) -> list[Document]:
-    """Build the records of a round: one, or several chunks if it is long.
+    """Build the records of a round in order: one, or several chunks if it is long, with positions one after the other.
 
-    Args:
-        round_: The round, or the lines that continue a stored one.
-        user_id: The user.
-        session_id: The conversation.
-        position: Position of the first record; the others follow one by one.
-        splitter: Splits long rounds.
-        last: The last stored record of the round that is continued. It is rebuilt with the new lines and returned
-            first, under its old id, position and date.
-        salt: Mixed into the round's id, so that it differs from that of an older round with the same words.
-
-    Returns:
-        Documents with ids, in order.
+    With `last`, the last stored record of the round that is continued, it is rebuilt with the new lines and returned
+    first, under its old id, position and date. `salt` makes the round's id differ from that of an older round with the
+    same words.
     """
     lines = (*(lines_of_document(last) if last else ()), *round_.lines)
     known: Mapping[str, Any] = last.metadata if last else {}
-    round_id = known.get("round_id") or _round_id(user_id, session_id, lines, salt)
-    first = _chunk_number(last) if last else 0
+    round_id = known.get("round_id")
+    if not round_id:
+        # From the first message's id, else from the round's text, so that a retry gets the same.
+        opening = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
+        named = [user_id, session_id, opening]
+        round_id = str(uuid5(ROUNDS, json.dumps([*named, salt] if salt else named)))
+    first = int(known.get("chunk", 0))
     documents: list[Document] = []
     chunks = _chunks(lines, splitter)
     for i, chunk in enumerate(chunks, first):
@@ -209,14 +184,8 @@ def documents_of(
         rare = {"chunk": i, "epoch": round_.epoch, "expires_at": expires_at, "open": is_last and round_.open}
         # Most records have none of these: leave defaults out, which keeps the rows small.
         metadata |= {name: value for name, value in rare.items() if value}
-        documents.append(Document(id=_chunk_id(round_id, i), page_content=text, metadata=metadata))
-    return documents
-
-
-def with_positions(documents: Sequence[Document], position: int) -> Sequence[Document]:
-    """Renumber the records of a round, in place, from a position on."""
-    for i, document in enumerate(documents):
-        document.metadata["position"] = position + i
+        name = str(uuid5(ROUNDS, f"{round_id}#{i}")) if i else round_id
+        documents.append(Document(id=name, page_content=text, metadata=metadata))
     return documents
 
 
@@ -231,26 +200,6 @@ def lines_of_document(document: Document) -> list[RoundLine]:
         RoundLine(role, name, document.page_content[start:end], id_, i == last and role == "ai" and not is_open)
         for i, ((role, name, start, end), id_) in enumerate(zip(spans, ids, strict=True))
     ]
-
-
-def as_closed(document: Document) -> Document:
-    """Return a copy of a record that is marked as finished, so that nothing is added to its round any more."""
-    metadata = {name: value for name, value in document.metadata.items() if name != "open"}
-    return Document(id=document.id, page_content=document.page_content, metadata=metadata)
-
-
-def _round_id(user_id: str, session_id: str, lines: Sequence[RoundLine], salt: str) -> str:
-    """Derive the round's id, so that a retry gets the same: from its first message's id, else from the round's text."""
-    first = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
-    return str(uuid5(ROUNDS, json.dumps([user_id, session_id, first, salt] if salt else [user_id, session_id, first])))
-
-
-def _chunk_id(round_id: str, number: int) -> str:
-    return str(uuid5(ROUNDS, f"{round_id}#{number}")) if number else round_id
-
-
-def _chunk_number(document: Document) -> int:
-    return int(document.metadata.get("chunk", 0))
 
 
 def _chunks(lines: Sequence[RoundLine], splitter: Splitter) -> list[list[RoundLine]]:
@@ -279,50 +228,28 @@ def _rendered(lines: Sequence[RoundLine]) -> tuple[str, list[list[Any]]]:
 
 @dataclass(slots=True)
 class PlannedLines:
-    """New lines that go into one round.
-
-    Attributes:
-        round_id: The stored round that they continue; None for a new round.
-        lines: The lines, in order.
-        again: Whether a new round repeats an older round's words, so that it needs an id of its own.
-    """
+    """New lines that go into one round: a stored one (`round_id`), or a new one, perhaps with the words of an older."""
 
     round_id: str | None
     lines: list[RoundLine]
-    again: bool = False
+    again: bool = False  # the new round repeats an older round's words, so that it needs an id of its own
 
 
 @dataclass(slots=True)
 class StoredRounds:
-    """The stored part of a session, as far as a merge plan needs it.
+    """The stored part of a session, as far as a merge plan needs it."""
 
-    Attributes:
-        rounds: Round id by message id.
-        ends: Role of the last line, by round id.
-    """
-
-    rounds: dict[str, str] = field(default_factory=dict)
-    ends: dict[str, str] = field(default_factory=dict)
-
-    def read(self, documents: Iterable[Document]) -> None:
-        """Add stored documents."""
-        for document in documents:
-            lines = lines_of_document(document)
-            if lines:
-                self.hold(_stored_round_id(document), lines)
+    rounds: dict[str, str] = field(default_factory=dict)  # round id by message id
+    ends: dict[str, str] = field(default_factory=dict)  # role of the last line, by round id
 
     def look(self, entries: Iterable[IndexRecord], session_id: str) -> None:
         """Add all index entries of a session, in order of position."""
-        mine = sorted((entry for entry in entries if entry.session == session_id), key=lambda entry: entry.position)
-        for entry in mine:
-            if entry.said:
-                self._add(entry.round_id, entry.messages, entry.said[-1].role)
+        mine = [entry for entry in entries if entry.session == session_id and entry.said]
+        for entry in sorted(mine, key=lambda entry: entry.position):
+            self.hold(entry.round_id, entry.messages, entry.said[-1].role)
 
-    def hold(self, round_id: str, lines: Sequence[RoundLine]) -> None:
-        """Treat these lines as stored in this round."""
-        self._add(round_id, [line.message for line in lines], lines[-1].role)
-
-    def _add(self, round_id: str, messages: Iterable[str], end: str) -> None:
+    def hold(self, round_id: str, messages: Iterable[str], end: str) -> None:
+        """Treat messages with these ids as stored in this round, which ends with a line of the role `end`."""
         self.ends[round_id] = end
         self.rounds.update((message, round_id) for message in messages if message)
 
@@ -348,26 +275,20 @@ def plan_rounds(
     records: Mapping[str, Document],
     known: StoredRounds,
 ) -> list[PlannedLines]:
-    """Plan which lines of a turn to store, and in which rounds.
+    """Plan which lines of a turn to store, and in which rounds: new lines in order, none if all is stored already.
 
-    Args:
-        rounds: The rounds of the turn, taken by itself.
-        ids: The id that each of them would have as a new round.
-        last: The session's last record, if any.
-        records: Stored records with any of these ids, by id.
-        known: Messages and rounds that are stored.
-
-    Returns:
-        The new lines, grouped by round, in order; empty if all is stored already.
+    `ids` are those that the turn's rounds would have as new ones, `last` is the session's last record, `records` are
+    stored ones with any of these ids, and `known` are the messages and rounds that are stored.
     """
     parts: list[PlannedLines] = []
     # `where` is the stored round that the next line would continue, `before` the role of the line in front of it.
-    where, before = (
-        (_stored_round_id(last), known.ends.get(_stored_round_id(last), "")) if last is not None else (None, "")
-    )
+    where: str | None = None
+    before = ""
     # A record of another epoch is left over from before a clear: a turn must not continue erased text.
-    if last is not None and rounds and _erased(last, rounds[0].epoch):
-        where, before = None, ""
+    epochs = {rounds[0].epoch, last.metadata.get("epoch")} if last is not None and rounds else set[int]()
+    if last is not None and len(epochs - {0, None}) < 2:
+        where = stored_round_id(last)
+        before = known.ends.get(where, "")
     fresh: PlannedLines | None = None  # the new round that lines are added to
     for i, (round_, name) in enumerate(zip(rounds, ids, strict=True)):
         again = False
@@ -376,14 +297,16 @@ def plan_rounds(
             stored = records.get(name)
             holder = next((d for d in (stored, last) if d is not None and _holds(d, round_.lines, d is last)), None)
             if holder is not None:
-                where, fresh = _stored_round_id(holder), None
+                where, fresh = stored_round_id(holder), None
                 before = known.ends.get(where, "")
                 continue
             # Same opening, other content: a new round, which must not overwrite the stored one of that id.
             again = stored is not None
             # A retried answer or tool result, without the question that it belongs to.
-            if i == 0 and last is not None and round_.lines[0].role != "human" and _told(last, round_.lines):
-                continue
+            if i == 0 and last is not None and round_.lines[0].role != "human":
+                said = _words(round_.lines)
+                if _words(lines_of_document(last))[-len(said) :] == said:
+                    continue
         for line in round_.lines:
             # A known message is not stored again, but what follows it belongs into its round.
             if line.message and line.message in known.rounds:
@@ -404,17 +327,10 @@ def plan_rounds(
 
 
 def missing_chunks(draft: Sequence[Document], records: Mapping[str, Document]) -> list[Document]:
-    """Return the chunks of a partially written round that are still missing.
+    """Return the chunks that a writer who was killed between two chunks of a round has left out.
 
-    Such a round is left by a writer that was killed between two chunks. The missing chunks get positions and date that
-    match the stored ones.
-
-    Args:
-        draft: All records of the round.
-        records: Stored records with any of their ids, by id.
-
-    Returns:
-        The missing chunks; empty if all chunks are stored, or none, or if a stored one differs.
+    They get positions and date that match the stored ones. There are none if all chunks are stored, or none is, or if a
+    stored one differs.
     """
     stored = [(i, records[document.id or ""]) for i, document in enumerate(draft) if document.id in records]
     if not 0 < len(stored) < len(draft) or any(draft[i].page_content != found.page_content for i, found in stored):
@@ -426,24 +342,16 @@ def missing_chunks(draft: Sequence[Document], records: Mapping[str, Document]) -
     return [document for document in draft if document.id not in records]
 
 
-def _stored_round_id(document: Document) -> str:
+def stored_round_id(document: Document) -> str:
+    """Return the id of the round that a stored record belongs to."""
     return str(document.metadata.get("round_id") or document.id)
 
 
-def _erased(last: Document, epoch: int) -> bool:
-    """Return whether a record belongs to another epoch than the turn; false if either epoch is unknown."""
-    known = last.metadata.get("epoch") or 0
-    return bool(epoch and known and known != epoch)
+def _words(lines: Iterable[RoundLine]) -> list[tuple[str, str]]:
+    return [(line.role, line.text) for line in lines]
 
 
 def _holds(stored: Document, lines: Sequence[RoundLine], is_last: bool) -> bool:
     """Return whether a record equals these lines or, being the open last record, begins with them."""
-    told = [(line.role, line.text) for line in lines_of_document(stored)]
-    said = [(line.role, line.text) for line in lines]
+    told, said = _words(lines_of_document(stored)), _words(lines)
     return told == said or (is_last and bool(stored.metadata.get("open")) and told[: len(said)] == said)
-
-
-def _told(last: Document, lines: Sequence[RoundLine]) -> bool:
-    """Return whether the last record ends with these lines, as after a retry."""
-    told = lines_of_document(last)[-len(lines) :]
-    return [(line.role, line.text) for line in told] == [(line.role, line.text) for line in lines]

@@ -25,7 +25,6 @@ from langchain_memkit.memories.vector.rounds import (
     PlannedLines,
     Round,
     StoredRounds,
-    as_closed,
     documents_of,
     is_small_talk,
     lines_of_document,
@@ -33,11 +32,11 @@ from langchain_memkit.memories.vector.rounds import (
     needs_index,
     plan_rounds,
     rounds_of,
-    with_positions,
+    stored_round_id,
 )
 from langchain_memkit.ranking.index import StoredSession, digest_of
-
-__all__ = ["begin", "is_same_record", "rebuild", "save", "to_microseconds", "write"]
+from langchain_memkit.stores.vector_cache import ReadSession
+from langchain_memkit.stores.vector_rows import Vector
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -46,16 +45,13 @@ ROOM = 1000  # positions between the rounds of a session, into which an earlier 
 TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
-async def save(core: VectorMemoryConfig, user_id: str, session_id: str, stretch: Segment, looked: Any = None) -> None:
+async def save(
+    core: VectorMemoryConfig, user_id: str, session_id: str, stretch: Segment, looked: ReadSession | None = None
+) -> None:
     """Store the new messages of a turn; messages that continue a stored round are added to it.
 
-    Args:
-        core: The options.
-        user_id: The user.
-        session_id: The conversation.
-        stretch: The messages of the turn.
-        looked: The session snapshot of the turn's load, if there is one. The first attempt then reads nothing, and the
-            store rejects the write if the session has changed since.
+    With `looked`, the session snapshot of the turn's load, the first attempt reads nothing, and the store rejects the
+    write if the session has changed since.
 
     Raises:
         HistoryConflictError: Other writers kept changing the same round, `TRIES` times in a row.
@@ -76,13 +72,16 @@ async def save(core: VectorMemoryConfig, user_id: str, session_id: str, stretch:
     # Every attempt carries the generation that the first one read. If each retry took the current generation instead, a
     # clear between two attempts would go unnoticed and the retry would bring erased text back.
     since: str | None = None if looked is None else looked.session.generation
+    wanted = _wanted([document for draft in drafts for document in draft])
+    # ids of the messages of a turn that starts a round; None if it may continue a stored round
+    starts = rounds[0].lines[0].role == "human"
+    messages = [line.message for round_ in rounds for line in round_.lines if line.message] if starts else None
     for left in reversed(range(TRIES)):
         try:
-            texts, messages = [d for draft in drafts for d in draft], _messages(rounds)
-            begun: StoredSession | None = _known(core, looked, texts)
+            begun = None if looked is None else looked.begun(*wanted)
             looked = None  # good for one attempt: after a conflict the snapshot is known to be stale
             if begun is None:
-                begun = await begin(core, user_id, session_id, texts, messages, since)
+                begun = await core.records.begin(user_id, session_id, *wanted, messages, since)
             since = since or begun.generation
             documents, expected = await _new(core, (user_id, session_id), rounds, drafts, begun)
         except HistoryReadError as error:
@@ -108,27 +107,19 @@ async def _new(
     drafts: Sequence[Sequence[Document]],
     begun: StoredSession,
 ) -> tuple[list[Document], dict[str, str]]:
-    """Plan a save: decide which records to write.
+    """Plan a save: return the records to write, and the digests by id of stored records that are replaced.
 
-    Args:
-        core: The options.
-        place: User id and session id.
-        rounds: The rounds of the turn.
-        drafts: The records of each round as they would be stored if the round were new.
-        begun: What the store holds of the session.
-
-    Returns:
-        The records to write, and for each stored record among them that is replaced (by id) the digest of the text it
-        must still have: the write is a compare-and-set on these.
+    The write is a compare-and-set on these. `drafts`: the records of each round as they would be stored if it were new.
     """
     last, lines = begun.last, [line for round_ in rounds for line in round_.lines]
     # The common case, a plain new turn, is decided from `begun` alone. Only a turn that may continue or repeat stored
     # messages needs the whole index of the user.
     known = StoredRounds()
-    known.read(begun.records.values())
-    known.read([last] if last is not None else [])
+    for document in (*begun.records.values(), *([] if last is None else [last])):
+        if told := lines_of_document(document):
+            known.hold(stored_round_id(document), [line.message for line in told], told[-1].role)
     if needs_index(lines, begun, known):
-        index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+        index = await core.records.index(place[0])
         with index.lock:
             known.look(index.entries, place[1])
     ids = [draft[0].metadata["round_id"] for draft in drafts]
@@ -137,7 +128,7 @@ async def _new(
     # messages and would count a message as stored if only its first chunks are: complete such rounds first.
     for name, round_, draft in zip(ids, rounds, drafts, strict=True):
         if any(line.message for line in round_.lines) and (rest := missing_chunks(draft, begun.records)):
-            known.hold(name, round_.lines)
+            known.hold(name, [line.message for line in round_.lines], round_.lines[-1].role)
             documents += rest
     parts = plan_rounds(rounds, ids, last, begun.records, known)
     expected: dict[str, str] = {}
@@ -155,11 +146,14 @@ async def _new(
             continue
         if part.round_id is None and i == 0 and waiting is not None:
             # The conversation went on without answering the last round. Close it, which also gets it embedded.
-            documents.append(as_closed(waiting))
+            metadata = {name: value for name, value in waiting.metadata.items() if name != "open"}
+            documents.append(Document(id=waiting.id, page_content=waiting.page_content, metadata=metadata))
             expected[waiting.id or ""] = digest_of(waiting.page_content)
         if not part.again and len(parts) == len(rounds) and round_.lines == rounds[i].lines:
             # The whole round is new: reuse the draft instead of splitting the text again.
-            documents += with_positions(drafts[i], position)
+            for place_in, document in enumerate(drafts[i], position):
+                document.metadata["position"] = place_in
+            documents += drafts[i]
         else:
             # A round without message ids that repeats an older one word for word would get the older one's id.
             salt = str(position) if part.again else ""
@@ -172,55 +166,19 @@ async def _end_of(
     core: VectorMemoryConfig, place: tuple[str, str], part: PlannedLines, last: Document | None
 ) -> Document | None:
     """Read the last record of the round that a part continues; None if the part is new or the round was deleted."""
-    if last is not None and part.round_id == (last.metadata.get("round_id") or last.id):
+    if last is not None and part.round_id == stored_round_id(last):
         return last
-    index = await Step(lambda: core.store.index(place[0]), lambda: core.store.aindex(place[0]))
+    index = await core.records.index(place[0])
     with index.lock:
-        mine = [entry for entry in index.entries if entry.round_id == part.round_id]
-    if not mine:
-        return None
-    end = max(mine, key=lambda entry: entry.position).id
-    return (await core.documents(place[0], [end])).get(end)
+        mine = [(entry.position, entry.id) for entry in index.entries if entry.round_id == part.round_id]
+    found = await core.records.get_by_ids(place[0], [max(mine)[1]]) if mine else []
+    return found[0] if found else None
 
 
-def _known(core: VectorMemoryConfig, looked: Any, documents: Sequence[Document]) -> StoredSession | None:
-    """Answer `begin` from the snapshot of the turn's load, without I/O; None if there is none or it is insufficient."""
-    if looked is None:
-        return None
-    digests = {digest_of(document.page_content) for document in documents}
-    return core.store._begun(looked, digests, [document.id for document in documents if document.id])  # type: ignore[no-any-return]  # a store is untyped
-
-
-def _messages(rounds: Sequence[Round]) -> list[str] | None:
-    """Return the message ids of a turn that starts a round; None if it may continue a stored round."""
-    if rounds[0].lines[0].role != "human":
-        return None
-    return [line.message for round_ in rounds for line in round_.lines if line.message]
-
-
-async def begin(
-    core: VectorMemoryConfig,
-    user_id: str,
-    session_id: str,
-    documents: Sequence[Document],
-    messages: Sequence[str] | None = None,
-    since: str | None = None,
-) -> StoredSession:
-    """Read the state of a session before a write: `begin` of the store, with the digests and ids of `documents`.
-
-    Args:
-        core: The options.
-        user_id: The user.
-        session_id: The conversation.
-        documents: The records that may be written.
-        messages: Ids of the messages to write, if they start a new round: the store may then skip its last record.
-        since: The generation that the first attempt read; it is handed on, so that a clear since then is noticed.
-    """
-    store = core.store
-    digests = list({digest_of(document.page_content) for document in documents})
-    ids = [document.id for document in documents if document.id]
-    arguments = (user_id, session_id, digests, ids, messages, since)
-    return await Step(lambda: store.begin(*arguments), lambda: store.abegin(*arguments))
+def _wanted(documents: Sequence[Document]) -> tuple[list[str], list[str]]:
+    """Return the digests and the ids of records that may be written, as `begin` takes them."""
+    digests = dict.fromkeys(digest_of(document.page_content) for document in documents)
+    return list(digests), [document.id for document in documents if document.id]
 
 
 async def write(
@@ -231,28 +189,14 @@ async def write(
     begun: StoredSession,
     expected: Mapping[str, str],
 ) -> bool:
-    """Embed and store records.
+    """Embed and store records; False if the session was cleared since `begun`, and nothing is stored.
 
     Call it even without documents: the records may be stored already by a writer that was killed before it announced
-    them to other readers, and the write announces them again.
-
-    Args:
-        core: The options.
-        user_id: The user.
-        session_id: The conversation.
-        documents: The records to write.
-        begun: What `begin` read.
-        expected: Digest by id of stored records that must not have changed since.
-
-    Returns:
-        False if the session was cleared since `begun`; nothing is stored then.
-
-    Raises:
-        HistoryConflictError: An expected record has changed, or others added records since the snapshot.
+    them to other readers, and the write announces them again. `expected`: digests by id of records that must not have
+    changed since.
     """
-    store = core.store
-    worth = [_worth_embedding(document) for document in documents]
-    vectors: list[Any] = [
+    worth = [not d.metadata.get("open") and not is_small_talk(lines_of_document(d)) for d in documents]
+    vectors: list[Vector | None] = [
         begun.vectors.get(digest_of(d.page_content)) if needed and begun.vectors else None
         for d, needed in zip(documents, worth, strict=True)
     ]
@@ -260,53 +204,29 @@ async def write(
     new = [i for i, needed in enumerate(worth) if needed and vectors[i] is None]
     if new:
         texts = [documents[i].page_content for i in new]
-        embedded = await Step(lambda: store.embed(texts), lambda: store.aembed(texts))
-        for i, vector in zip(new, embedded, strict=True):
+        for i, vector in zip(new, await core.records.embed(texts), strict=True):
             vectors[i] = vector
-    await _rate(core, documents)
-    arguments = (user_id, session_id, begun.generation, documents, vectors)
-    given: dict[str, Any] = {"expected": expected}
-    # Only memkit's own stores return a state. It is set when the plan comes from the load's snapshot: the store then
-    # refuses the write if any other record was added since.
-    if begun.state is not None:
-        given["state"] = begun.state
-    alive: bool = await Step(lambda: store.write(*arguments, **given), lambda: store.awrite(*arguments, **given))
-    if alive and (most := core.max_records) is not None:
-        kept = [document.id for document in documents]
-        await Step(lambda: store.evict(user_id, most, kept), lambda: store.aevict(user_id, most, kept))
-    return alive
-
-
-async def _rate(core: VectorMemoryConfig, documents: Sequence[Document]) -> None:
-    """Rate the importance of finished rounds, in one call if the function has a `batch` method."""
     finished = [document for document in documents if not document.metadata.get("open")]
-    if core.importance is None or not finished:
-        return
-    texts = [document.page_content for document in finished]
-    batch: Any = getattr(core.importance, "batch", None)
-    if batch is not None:
-        values = await Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
-    else:
-        values = []
-        for text in texts:
-            values.append(await call_user_function(core.importance, text, name="importance"))
-    for document, value in zip(finished, values, strict=True):
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            msg = f"importance must return a number from 1 to 10; got {describe_value(value)}. Nothing was stored."
-            raise ConfigurationError(msg)
-        document.metadata["importance"] = float(value)
-
-
-def _worth_embedding(document: Document) -> bool:
-    return not document.metadata.get("open") and not is_small_talk(lines_of_document(document))
-
-
-def is_same_record(stored: Document | None, document: Document) -> bool:
-    """Return whether a stored record equals a new one: same text, and both open (waiting for an answer) or neither."""
-    if stored is None:
-        return False
-    waiting = [bool(d.metadata.get("open")) for d in (stored, document)]
-    return stored.page_content == document.page_content and waiting[0] == waiting[1]
+    if core.importance is not None and finished:
+        texts = [document.page_content for document in finished]
+        batch: Any = getattr(core.importance, "batch", None)
+        if batch is not None:  # all in one call
+            values = await Step(lambda: batch(texts), lambda: core.importance.abatch(texts))
+        else:
+            values = [await call_user_function(core.importance, text, name="importance") for text in texts]
+        for document, value in zip(finished, values, strict=True):
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                msg = f"importance must return a number from 1 to 10; got {describe_value(value)}. Nothing was stored."
+                raise ConfigurationError(msg)
+            document.metadata["importance"] = float(value)
+    # The state is set when the plan comes from the load's snapshot: the store then refuses the write if any other
+    # record was added since.
+    alive = await core.records.write(
+        user_id, session_id, begun.generation, documents, vectors, (), expected, begun.state
+    )
+    if alive and core.max_records is not None:
+        await core.records.evict(user_id, core.max_records, [document.id for document in documents if document.id])
+    return alive
 
 
 def to_microseconds(at: datetime) -> int:
@@ -320,13 +240,7 @@ BATCH = 256  # records that are embedded and written together
 async def rebuild(
     core: VectorMemoryConfig, user_id: str, sessions: Mapping[str, Any], *, progress: bool
 ) -> Mapping[str, int]:
-    """Synchronize the records of these sessions with their transcripts.
-
-    Args:
-        core: The options.
-        user_id: The user.
-        sessions: Histories by session id; None means the history that `get_session_history` returns.
-        progress: Whether to show a progress bar.
+    """Synchronize the records of these sessions with their transcripts, given by id; None is `get_session_history`'s.
 
     Returns:
         `{"messages": n, "added": n, "removed": n}`.
@@ -334,7 +248,7 @@ async def rebuild(
     check_writable(core)
     # List the stored records before reading any transcript: a record that is stored from now on may belong to a turn
     # that the transcript read below does not contain yet, and must not be removed.
-    index = await Step(lambda: core.store.index(user_id), lambda: core.store.aindex(user_id))
+    index = await core.records.index(user_id)
     with index.lock:
         before = [(entry.session, entry.id) for entry in index.entries if entry.session in sessions]
     counts = {"messages": 0, "added": 0, "removed": 0}
@@ -343,24 +257,27 @@ async def rebuild(
     for session, history in sessions.items():
         # Take the generation before the transcript is read: if the session is cleared from now on, the write is
         # refused, and erased text does not come back.
-        generations[session] = (await begin(core, user_id, session, ())).generation
+        generations[session] = (await core.records.begin(user_id, session)).generation
         stretches = await read_transcript(history, core.get_session_history, session, user_id)
         wanted[session] = await cpu_bound(partial(_records, core, user_id, session, stretches))
         counts["messages"] += sum(len(d.metadata["said"]) for d in wanted[session] if not d.metadata.get("chunk"))
     with progress_bar(progress, "remembering", sum(map(len, wanted.values()))) as advance:
         for session, documents in wanted.items():
             for i in range(0, len(documents), BATCH):
-                added = await _add(core, user_id, session, generations[session], documents[i : i + BATCH])
-                if added is None:
+                some = documents[i : i + BATCH]
+                begun = await core.records.begin(user_id, session, *_wanted(some), None, generations[session])
+                stored = {name: _content(document) for name, document in begun.records.items()}
+                missing = [document for document in some if stored.get(document.id or "") != _content(document)]
+                if not await write(core, user_id, session, missing, begun, {}):
                     logger.warning("a session was cleared while it was rebuilt: what was read of it is not kept")
                     break
-                counts["added"] += added
-                advance(len(documents[i : i + BATCH]))
+                counts["added"] += len(missing)
+                advance(len(some))
     # Remove last: until then the old records are still found, and a failure above loses nothing.
     ids = {document.id for documents in wanted.values() for document in documents}
     gone = [record for _, record in before if record not in ids]
     if gone:
-        await core.delete(user_id, gone)
+        await core.records.delete(user_id, gone)
     counts["removed"] = len(gone)
     return counts
 
@@ -377,11 +294,6 @@ def _records(core: VectorMemoryConfig, user_id: str, session_id: str, stretches:
     return documents
 
 
-async def _add(
-    core: VectorMemoryConfig, user_id: str, session_id: str, generation: str, documents: Sequence[Document]
-) -> int | None:
-    """Store the records that are missing or differ; return how many, or None if the session was cleared meanwhile."""
-    begun = (await begin(core, user_id, session_id, documents))._replace(generation=generation)
-    missing = [d for d in documents if not is_same_record(begun.records.get(d.id or ""), d)]
-    alive = await write(core, user_id, session_id, missing, begun, {})
-    return len(missing) if alive else None
+def _content(document: Document) -> tuple[str, bool]:
+    """Return what makes a record differ from the stored one: its text, and whether it waits for an answer."""
+    return document.page_content, bool(document.metadata.get("open"))

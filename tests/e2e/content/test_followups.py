@@ -16,12 +16,21 @@ import numpy as np
 import pytest
 from langchain_openai import ChatOpenAI
 
+from benchmarks.followups import metric, rank
 from benchmarks.followups_data import DataSet, Question, read_sets
-from benchmarks.followups_engines import engine_of_words
-from benchmarks.followups_score import metric, rank
-from benchmarks.followups_systems import HUMAN, RAW, WEIGHTED, Index, Rewritten, Text, key, memkit_systems, texts_of
+from benchmarks.followups_systems import (
+    HUMAN,
+    RAW,
+    WEIGHTED,
+    Index,
+    Rewritten,
+    Text,
+    engine_of_words,
+    key,
+    memkit_systems,
+    texts_of,
+)
 from langchain_memkit import CondenseQuestionRetriever
-from langchain_memkit.retrievers import refusal
 
 pytestmark = pytest.mark.e2e_content
 
@@ -42,21 +51,19 @@ def test_thirty_follow_ups(model: ChatOpenAI) -> None:
         pytest.skip(f"no evaluation data in {folder}: set MEMKIT_FOLLOWUPS")
     heard: dict[str, str] = {}
 
-    def check(question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
-        heard[question] = rewrite
-        return refusal(question, rewrite, earlier)
+    class Heard(CondenseQuestionRetriever):
+        """Notes what the model wrote."""
+
+        def refusal(self, question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
+            """Reject as ever."""
+            heard[question] = rewrite
+            return super().refusal(question, rewrite, earlier)
 
     sets = [data for data in read_sets(folder) if data.name in ("CANARD", "iKAT 2023")]
     assert len(sets) == 2
     for data in sets:
         questions, made, said, by = drawn(data), {}, {}, Counter[str]()
-        retriever = CondenseQuestionRetriever(
-            retriever=lambda _: [],
-            llm=model,
-            mode="llm",
-            timeout=120,
-            check=check,
-        )
+        retriever = Heard(retriever=lambda _: [], llm=model, mode="llm", timeout=120)
         for question in questions:
             found = retriever.condense_question(question.turn.asked, question.messages)
             assert found.question.strip()

@@ -9,8 +9,7 @@ from pathlib import Path
 from pymongo import MongoClient
 
 from gatekit.systems import Place
-from langchain_memkit.testing._mongod import Node, find_mongod, guarded
-from langchain_memkit.testing.mongod import OPTIONS
+from tools.local_mongodb import OPTIONS, Node, find_mongod, guarded
 
 
 @contextlib.contextmanager

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.testing import ChatMessageHistoryContract, HistoryPropertiesContract
+from langchain_memkit.testing import HistoryPropertiesContract
+from testkit.histories import HistoryCases
 
 
-class TestDropIn(ChatMessageHistoryContract):
+class TestDropIn(HistoryCases):
     @pytest.fixture
     def make_history(self, server: Any, database: str) -> Any:
         """Histories made one by one, as with langchain-mongodb."""
@@ -19,7 +20,7 @@ class TestDropIn(ChatMessageHistoryContract):
         )
 
 
-class TestFactory(ChatMessageHistoryContract):
+class TestFactory(HistoryCases):
     @pytest.fixture
     def make_history(self, standalone: Any, database: str) -> Any:
         """Histories of one factory."""
@@ -27,7 +28,7 @@ class TestFactory(ChatMessageHistoryContract):
             yield factory
 
 
-class TestGivenClient(ChatMessageHistoryContract):
+class TestGivenClient(HistoryCases):
     @pytest.fixture
     def make_history(self, standalone: Any, database: str) -> Any:
         """Histories on the caller's own sync client: async calls run in a thread."""

@@ -47,7 +47,7 @@ def secondaries_behind(server: Any) -> Iterator[None]:
 
 def replace_verb(monkeypatch: pytest.MonkeyPatch, history: Any, name: str, verb: Any) -> None:
     """Puts `verb(collection, ...)` in the place of a method of the history's collection."""
-    original = history._mongo.collection
+    original = history._store.collection
 
     class Collection:
         def __init__(self, real: Any) -> None:
@@ -56,7 +56,7 @@ def replace_verb(monkeypatch: pytest.MonkeyPatch, history: Any, name: str, verb:
         def __getattr__(self, other: str) -> Any:
             return partial(verb, self.real) if other == name else getattr(self.real, other)
 
-    monkeypatch.setattr(history._mongo, "collection", lambda client: Collection(original(client)))
+    monkeypatch.setattr(history._store, "collection", lambda client: Collection(original(client)))
 
 
 def lose_first_reply(monkeypatch: pytest.MonkeyPatch, history: Any) -> None:
@@ -108,14 +108,14 @@ def test_stored_once(history: Any, replica_set: Any, monkeypatch: pytest.MonkeyP
 
 def test_called_again(history: Any, replica_set: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that gave up too early says so, and the next one with the same turn_id finds what it left."""
-    patient = history._mongo.settings
+    patient = history._store.settings
     lose_first_reply(monkeypatch, history)
     with secondaries_behind(replica_set):
-        history._mongo.settings = replace(patient, save_timeout=0.2)
+        history._store.settings = replace(patient, save_timeout=0.2)
         with pytest.raises(HistoryWriteError, match="no majority has confirmed it") as raised:
             history.append_turn(TURN, turn_id="t1")
         assert raised.value.maybe_stored
-        history._mongo.settings = patient
+        history._store.settings = patient
         history.append_turn(TURN, turn_id="t1")
     assert [m.text for m in history.messages] == ["before", "re: before", "q", "a"]
 
@@ -141,7 +141,7 @@ def test_refused_after_a_lost_reply(history: Any, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("history", ["turns"], indirect=True)
 def test_server_gone_after_the_insert(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn went in, its reply was lost, and then there is no server: that is not called "nothing was stored"."""
-    history._mongo.settings = replace(history._mongo.settings, save_timeout=0.5)
+    history._store.settings = replace(history._store.settings, save_timeout=0.5)
     lost = AutoReconnect("the reply was lost")
     fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), lost)
     with pytest.raises(HistoryWriteError, match=r"no primary.*may be stored") as raised:
@@ -152,7 +152,7 @@ def test_server_gone_after_the_insert(history: Any, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("history", ["turns"], indirect=True)
 def test_server_gone_during_an_import(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An import of several documents whose reply was lost does not claim to know how many of them are stored."""
-    history._mongo.settings = replace(history._mongo.settings, save_timeout=0.5)
+    history._store.settings = replace(history._store.settings, save_timeout=0.5)
     lost = AutoReconnect("the reply was lost")
     fail_after_insert(monkeypatch, history, ServerSelectionTimeoutError("no primary"), lost)
     with pytest.raises(HistoryWriteError, match=r"0 of \d+ parts are stored, perhaps more: add") as raised:
@@ -190,7 +190,7 @@ def test_read_that_breaks_off(history: Any, read: Any, monkeypatch: pytest.Monke
 def test_list_that_breaks_off(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is a list of sessions."""
     asked = break_first(monkeypatch, history, "aggregate")
-    sessions = history._mongo.run(history._mongo.sessions("u1" if history.layout == "qa" else ""))
+    sessions = history._store.run(history._store.sessions("u1" if history.layout == "qa" else ""))
     assert [found.session_id for found in sessions] == ["s1"]
     assert len(asked) > 1
 
@@ -199,11 +199,11 @@ def break_first(monkeypatch: pytest.MonkeyPatch, history: Any, name: str) -> lis
     """The first command of that name loses its connection; returns a list of all that are sent."""
     asked = []
 
-    def verb(real: Any, *args: Any) -> Any:
+    def verb(real: Any, *args: Any, **options: Any) -> Any:
         asked.append(args)
         if len(asked) == 1:
             raise AutoReconnect("the connection was lost")
-        return getattr(real, name)(*args)
+        return getattr(real, name)(*args, **options)
 
     replace_verb(monkeypatch, history, name, verb)
     return asked

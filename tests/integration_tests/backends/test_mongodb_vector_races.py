@@ -113,10 +113,14 @@ def memory(store: Any) -> VectorMemory:
 
 def begin_warm(store: Any, n: int = 2) -> dict[str, Any]:
     """What a write says of a session that its turn looked at when it was loaded."""
-    begun = store.begin("u1", "s1")
-    assert store.write("u1", "s1", begun.generation, [record(n)], store.embed([record(n).page_content]))
-    _, looked = drive(store._look("u1", "s1"))
-    warm = store._begun(looked, ["d"], [str(record(n + 1).id)])
+    begun = drive(store.records.begin("u1", "s1"))
+    assert drive(
+        store.records.write(
+            "u1", "s1", begun.generation, [record(n)], drive(store.records.embed([record(n).page_content]))
+        )
+    )
+    _, looked = drive(store.records.read("u1", "s1"))
+    warm = looked.begun(["d"], [str(record(n + 1).id)])
     assert warm.generation == begun.generation
     assert warm.last is not None
     return {"generation": warm.generation, "state": warm.state}
@@ -124,12 +128,14 @@ def begin_warm(store: Any, n: int = 2) -> dict[str, Any]:
 
 def positions(store: Any) -> list[int]:
     """Where the records stand that a store finds."""
-    return sorted(entry.position for entry in store.index("u1").entries)
+    return sorted(entry.position for entry in drive(store.records.index("u1")).entries)
 
 
 def said(store: Any) -> list[Sequence[str]]:
     """The messages of the records that a store finds, in order."""
-    return [entry.messages for entry in sorted(store.index("u1").entries, key=lambda entry: entry.position)]
+    return [
+        entry.messages for entry in sorted(drive(store.records.index("u1")).entries, key=lambda entry: entry.position)
+    ]
 
 
 # -- forgotten while a turn is saved
@@ -165,10 +171,10 @@ def test_begun_anew_after_a_forget(store: Any, other: Any) -> None:
     for forgetful in (store, other):
         before = begin_warm(store)
         forgetful.forget("u1", "s1")
-        after = store.begin("u1", "s1").generation
-        assert not store.write("u1", "s1", documents=[record(3)], vectors=[None], **before)
-        assert store.write("u1", "s1", after, [record(4)], [None])
-        assert not store.write("u1", "s1", documents=[record(3)], vectors=[None], **before)
+        after = drive(store.records.begin("u1", "s1")).generation
+        assert not drive(store.records.write("u1", "s1", documents=[record(3)], vectors=[None], **before))
+        assert drive(store.records.write("u1", "s1", after, [record(4)], [None]))
+        assert not drive(store.records.write("u1", "s1", documents=[record(3)], vectors=[None], **before))
         assert positions(store) == positions(other) == [4]
 
 
@@ -202,20 +208,8 @@ def test_many_records_after_a_forget(store: Any, other: Any, collection: Any) ->
     warm = begin_warm(store)
     other.forget("u1", "s1")
     many = [record(n) for n in range(3, 1203)]
-    assert not store.write("u1", "s1", documents=many, vectors=[None] * len(many), **warm)
+    assert not drive(store.records.write("u1", "s1", documents=many, vectors=[None] * len(many), **warm))
     assert collection.count_documents(RECORDS) == 0
-
-
-class Noting(MongoDBVectorStore):
-    """Notes when a turn began."""
-
-    began: dict[str, float]
-
-    def begin(self, user_id: str, session_id: str, *arguments: Any, **options: Any) -> Any:
-        """Begins, and notes it the first time."""
-        found = super().begin(user_id, session_id, *arguments, **options)
-        self.began.setdefault(arguments[2][0], time.monotonic())
-        return found
 
 
 def test_forgets_among_saves(standalone: Any, database: str, other: Any) -> None:
@@ -225,8 +219,16 @@ def test_forgets_among_saves(standalone: Any, database: str, other: Any) -> None
 
         def write(writer: int, user: str = user, began: Any = began, asked: Any = asked) -> None:
             slow = Embedding()
-            store = Noting(standalone.uri, slow, database)
-            store.began = began
+            store: Any = MongoDBVectorStore(standalone.uri, slow, database)
+            begin = store.records.begin
+
+            async def noted(user_id: str, session_id: str, *arguments: Any) -> Any:
+                found = await begin(user_id, session_id, *arguments)
+                for message in arguments[2] or ():
+                    began.setdefault(message, time.monotonic())
+                return found
+
+            store.records.begin = noted
             for i in range(6):
                 slow.action = lambda: time.sleep(random.uniform(0, 0.01))
                 name = f"q{writer}-{i}"
@@ -243,7 +245,7 @@ def test_forgets_among_saves(standalone: Any, database: str, other: Any) -> None
                 forgotten = time.monotonic()
             for each in writing:
                 each.result()
-        there = {message for entry in other.index(user).entries for message in entry.messages}
+        there = {message for entry in drive(other.records.index(user)).entries for message in entry.messages}
         assert [name for name, when in began.items() if when < forgetting and name in there] == []
         assert [name for name, when in asked.items() if when > forgotten and name not in there] == []
 
@@ -285,7 +287,7 @@ def test_what_is_left_of_a_forgotten_user(store: Any, collection: Any) -> None:
     store.forget("u1", "s1")
     store.forget("u1")
     assert list(collection.find({"_id": {"$ne": {"probe": 1}}})) == []
-    assert len(store.index("u1")) == 0
+    assert len(drive(store.records.index("u1"))) == 0
 
 
 def test_a_forget_that_failed(store: Any, collection: Any, meddler: Meddler) -> None:
@@ -297,7 +299,7 @@ def test_a_forget_that_failed(store: Any, collection: Any, meddler: Meddler) -> 
         store.forget("u1", "s1")
     again = record(3).model_copy(update={"id": record(1).id})
     with pytest.raises(HistoryConflictError):
-        store.write("u1", "s1", documents=[again], vectors=[None], **warm)
+        drive(store.records.write("u1", "s1", documents=[again], vectors=[None], **warm))
     assert positions(store) == [1, 2]
 
 
@@ -324,12 +326,11 @@ def test_killed_after_it_deleted(store: Any, other: Any, standalone: Any, meddle
     for n in (1, 2):
         begin_warm(store, n)
     assert positions(other) == [1, 2]
-    arguments: list[Any] = [[str(record(1).id)]] if verb == "delete" else ["u1", 1]
-    options = {"user_id": "u1"} if verb == "delete" else {}
+    arguments = ("u1", [str(record(1).id)]) if verb == "delete" else ("u1", 1)
     meddler.after["delete"] = kill
     with pytest.raises(Killed):
-        getattr(store, verb)(*arguments, **options)
-    getattr(store, verb)(*arguments, **options)
+        drive(getattr(store.records, verb)(*arguments))
+    drive(getattr(store.records, verb)(*arguments))
     assert positions(other) == [2]
 
 
@@ -360,14 +361,14 @@ def test_an_open_round_of_a_killed_writer(store: Any, other: Any, collection: An
     """A look by another writer, who was killed then, has a warm session begun again."""
     warm = begin_warm(store)
     before = collection.find_one(SESSIONS)
-    began = other.begin("u1", "s1")
+    began = drive(other.records.begin("u1", "s1"))
     waiting = record(5, open=True)
-    assert other.write("u1", "s1", began.generation, [waiting], [None])
+    assert drive(other.records.write("u1", "s1", began.generation, [waiting], [None]))
     before["last"]["waits"] = True
     collection.replace_one({"_id": before["_id"]}, before)
     with pytest.raises(HistoryConflictError, match="begin again"):
-        store.write("u1", "s1", documents=[record(3, **mine)], vectors=[None], **warm)
-    assert store.begin("u1", "s1", ["d"], [], ["q6"]).last == waiting
+        drive(store.records.write("u1", "s1", documents=[record(3, **mine)], vectors=[None], **warm))
+    assert drive(store.records.begin("u1", "s1", ["d"], [], ["q6"])).last == waiting
 
 
 @pytest.mark.parametrize("kept", [1, 2])
@@ -395,9 +396,9 @@ def test_every_update_names_its_shard(store: Any, meddler: Meddler) -> None:
     """Updates of one document name user and session: a sharded cluster before 7.0 takes no others."""
     begin_warm(store, 1)
     warm = begin_warm(store)
-    assert store.write("u1", "s1", documents=[record(3)], vectors=[None], **warm)
-    store.touch("u1", [str(record(1).id)], AT)
-    store.evict("u1", 2)
+    assert drive(store.records.write("u1", "s1", documents=[record(3)], vectors=[None], **warm))
+    drive(store.records.touch("u1", [str(record(1).id)], AT))
+    drive(store.records.evict("u1", 2))
     store.delete([str(record(3).id)], user_id="u1")
     store.forget("u1", "s1")
     store.forget("u1")
@@ -405,4 +406,4 @@ def test_every_update_names_its_shard(store: Any, meddler: Meddler) -> None:
     alone = [each["q"] for each in updates if not each.get("multi")]
     assert len(alone) > 8
     assert [query for query in alone if not {"user_id", "session_id"} <= query.keys()] == []
-    assert facts(store.index("u1")) == expected_entries([])
+    assert facts(drive(store.records.index("u1"))) == expected_entries([])

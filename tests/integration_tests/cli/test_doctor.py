@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,28 +19,27 @@ def looked_at(memkit: Memkit, *words: Any) -> tuple[int, dict[str, dict[str, str
 
 
 def test_topologies(memkit: Memkit, server: Any, database: str) -> None:
-    """A server says its version, what it is, and the write concern that is in force."""
+    """A server says its version, and what it is."""
     code, checks = looked_at(memkit, server.uri, "--database", database)
     assert code == 0
     label = ",".join(server.hosts)
-    many = len(server.hosts) > 1
-    assert checks[f"{label}: version"]["found"][0].isdigit()
-    assert checks[f"{label}: topology"]["found"] == ("replica set of 3" if many else "standalone")
-    assert checks[f"{label}: write concern"]["found"].startswith("majority, with journal")
+    topology = "replica set of 3" if len(server.hosts) > 1 else "standalone"
+    assert re.fullmatch(rf"MongoDB \d+\.\d+\.\d+, {topology}", checks[f"{label}: server"]["found"])
     assert checks[f"{label}, database {database}"]["status"] == "warn"
 
 
 def test_all_is_well(memkit: Memkit, full: str, standalone: Any) -> None:
-    """Every collection is named with what it holds, and every index is present."""
+    """Every collection is named with what it holds, and that every index is present."""
     code, checks = looked_at(memkit, standalone.uri, "--database", full)
     assert code == 0
     holds = {
         name: checks[f"{full}.{name}"]["found"].partition(": ")[2] for name in ("message_store", "chats", "vectors")
     }
-    assert holds == {"message_store": "turns", "chats": "qa", "vectors": "vectors"}
-    indexes = [subject for subject in checks if ": index " in subject]
-    assert len(indexes) >= 13
-    assert {checks[subject]["found"] for subject in indexes} == {"present"}
+    assert holds == {
+        "message_store": "turns; all indexes are present",
+        "chats": "qa; all indexes are present",
+        "vectors": "vectors; all indexes are present",
+    }
 
 
 @pytest.mark.parametrize(
@@ -102,27 +101,10 @@ def test_renamed_indexes_count(memkit: Memkit, full: str, client: Any, standalon
 
 
 def test_rows_of_the_peer(memkit: Memkit, peer: Any, client: Any, standalone: Any, database: str) -> None:
-    """Rows of langchain-mongodb are counted, and nothing is built for them unless it is asked for."""
+    """Rows of langchain-mongodb are named, and nothing is built for them unless it is asked for."""
     before = peer.collection.index_information()
     code, checks = looked_at(memkit, standalone.uri, "--database", database)
     assert code == 0
-    assert checks[f"{database}.message_store: rows of langchain-mongodb"]["found"].startswith("4, ")
+    assert checks[f"{database}.message_store"]["found"] == "4 documents: langchain-mongodb"
     assert peer.collection.index_information() == before
     assert client[database].list_collection_names() == ["message_store"]
-
-
-def test_a_member_that_is_down(memkit: Memkit, replica_set: Any, database: str) -> None:
-    """A replica set with a member down is a warning that names it."""
-    index = (replica_set.primary_index() + 1) % 3
-    replica_set.kill(index)
-    try:
-        deadline = time.monotonic() + 60
-        found: dict[str, str] = {}
-        while found.get("status") != "warn" and time.monotonic() < deadline:  # until the others have noticed
-            code, checks = looked_at(memkit, replica_set.uri, "--database", database)
-            found = checks[",".join(replica_set.hosts) + ": topology"]
-        assert (code, found["status"]) == (0, "warn")
-        assert replica_set.hosts[index] in found["found"]
-    finally:
-        replica_set.restart(index)
-        replica_set.wait_ready()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from langchain_memkit import ChatHistoryMemory, MongoDBChatMessageHistory
-from langchain_memkit.testing import MemoryContract
+from testkit.memories import HostileTexts
 
 
-class TestOnMongoDB(MemoryContract):
+class TestOnMongoDB(HostileTexts):
     across_sessions = False
 
     @pytest.fixture

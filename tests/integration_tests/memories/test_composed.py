@@ -25,13 +25,14 @@ from langchain_memkit import (
 )
 from langchain_memkit.memories.composed import ComposedMemory, Source, llama_index_template
 from langchain_memkit.messages.notes import split_notes
-from langchain_memkit.testing import FakeChatModel, MemoryContract
+from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing.memories import assert_framed
+from testkit.memories import HostileTexts
 
 NAMES = ["Harrison", "LangChain", "Priya"]
 
 
-class TestOnMongoDB(MemoryContract):
+class TestOnMongoDB(HostileTexts):
     @pytest.fixture
     def make_memory(self, replica_set: Any, database: str) -> Iterator[Any]:
         """Dialogues and entities in one database, within a budget; one factory writes, one reads."""
@@ -53,7 +54,7 @@ class TestOnMongoDB(MemoryContract):
             )
 
 
-class TestWithVectorsOnMongoDB(MemoryContract):
+class TestWithVectorsOnMongoDB(HostileTexts):
     @pytest.fixture
     def make_memory(self, standalone: Any, database: str) -> Iterator[Any]:
         """Dialogues and vectors in one database."""

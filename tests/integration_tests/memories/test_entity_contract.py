@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from langchain_memkit import EntityMemory, MongoDBKeyValueStore, SpacyEntityExtractor
-from langchain_memkit.testing import MemoryContract
+from testkit.memories import HostileTexts
 
 
-class TestOnMongoDB(MemoryContract):
+class TestOnMongoDB(HostileTexts):
     @pytest.fixture
     def make_memory(self, server: Any, database: str) -> Iterator[Any]:
         """Two factories on one collection, one of them read-only."""

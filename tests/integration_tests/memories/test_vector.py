@@ -10,10 +10,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import MongoDBVectorStore, VectorMemory, WordLlamaEmbeddings
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
-from langchain_memkit.testing import RecallContract
+from testkit.memories import RecallCases
 
 
-class TestOnMongoDB(RecallContract):
+class TestOnMongoDB(RecallCases):
     @pytest.fixture
     def store(self, standalone: Any, database: str) -> Iterator[MongoDBVectorStore]:
         """A collection of its own."""

@@ -12,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_mongodb import MongoDBAtlasVectorSearch
 from pymongo import MongoClient
 
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
 from langchain_memkit.errors import HistoryReadError
 from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
@@ -33,9 +34,8 @@ def call(request: pytest.FixtureRequest) -> Call:
     """`call(store, "write", ...)` in both styles."""
 
     def run(target: Any, verb: str, *args: Any, **kwargs: Any) -> Any:
-        if request.param == "sync":
-            return getattr(target, verb)(*args, **kwargs)
-        return asyncio.run(getattr(target, f"a{verb}")(*args, **kwargs))
+        flow = getattr(target, verb)(*args, **kwargs)
+        return drive(flow) if request.param == "sync" else asyncio.run(adrive(flow))
 
     return run
 
@@ -68,16 +68,16 @@ def test_records_are_stored_once_and_forgotten_for_good(theirs: MongoDBAtlasVect
         known = documents[0].metadata
         assert call(target, "write", known["user_id"], known["session_id"], "", documents, [None] * len(documents))
     ids = [document.id for document in (*mine, *other)]
-    assert call(target, "get_by_ids", ids) == [*mine, *other]
+    assert call(target, "get_by_ids", None, ids) == [*mine, *other]
     assert theirs.collection.count_documents({}) == 5
     assert theirs.collection.find_one({"user_id": "u2"}, {"text": 1, "_id": 0}) == {"text": "human: snow"}
     assert {entry.epoch for entry in call(target, "index", "u1").entries} == {2**62 + 1}
     assert [(s.session_id, s.turns) for s in call(target, "sessions", "u1")] == [("s1", 3), ("s2", 1)]
     assert call(target, "evict", "u1", 3) == 1
-    call(target, "delete", [])
+    call(target, "delete", "u1", [])
     assert theirs.collection.count_documents({}) == 4
     assert call(target, "forget", "u1", "s1") + call(target, "forget", "u1") == 3
-    assert call(target, "get_by_ids", ids) == other[1:]
+    assert call(target, "get_by_ids", None, ids) == other[1:]
     assert theirs.collection.count_documents({}) == 1
 
 

@@ -26,7 +26,7 @@ from langchain_memkit import (
     create_trim_preprocessor,
 )
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 
 @contextmanager

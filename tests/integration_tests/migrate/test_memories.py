@@ -83,8 +83,6 @@ def test_what_cannot_move_is_said(histories: Any) -> None:
     assert report.messages == 1
     assert "a summary of messages" in report.skipped[0]
     assert "a str, not a message" in report.skipped[1]
-    with pytest.raises(ConfigurationError, match="must be a dict of session ids"):
-        langchain_memory_source(memory)
     with pytest.raises(ConfigurationError, match=r"memories\['s1'\] must be .*not CombinedMemory"):
         langchain_memory_source({"s1": CombinedMemory(memories=[])})
     wrong: Any = SQLiteChatMessageHistory

@@ -269,14 +269,14 @@ def test_resumes_after_a_failure(peer: Any, rows: Any, sqlite: Any, monkeypatch:
     import sqlite3
 
     monkeypatch.setattr("langchain_memkit.migrate.transfer.BATCH_TURNS", 1)
-    original, calls = sqlite._store._append, iter(range(99))
+    original, calls = sqlite._store._insert, iter(range(99))
 
     def failing(*args: Any) -> Any:
         if next(calls) == 1:
             raise sqlite3.OperationalError("disk I/O error")
         return original(*args)
 
-    sqlite._store._append = failing
+    sqlite._store._insert = failing
     with pytest.raises(Exception, match="disk I/O error"):
         migrate(rows, sqlite, progress=False)
     assert len(list(sqlite("s1").iter_turns())) == 1

@@ -15,7 +15,7 @@ from langgraph.store.sqlite.aio import AsyncSqliteStore
 
 from langchain_memkit import EntityMemory, KeyValueMemory, LangGraphKeyValueStore, SQLiteChatMessageHistory
 from langchain_memkit.base import apurge_user
-from langchain_memkit.testing import KeyValueStoreContract
+from testkit.key_values import KeyValueStoreCases
 
 THREE = ({"a": 1}, {"b": [1, None]}, {"c": {"d": "e"}})
 
@@ -38,7 +38,7 @@ async def async_store(tmp_path: Path) -> AsyncIterator[AsyncSqliteStore]:
         yield store
 
 
-class TestSqlite(KeyValueStoreContract):
+class TestSqlite(KeyValueStoreCases):
     @pytest.fixture
     def make_store(self, sqlite_store: SqliteStore) -> Any:
         """Adapters made one by one, on one file."""

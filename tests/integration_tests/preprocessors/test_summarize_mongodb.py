@@ -15,9 +15,9 @@ from langchain_memkit import (
     create_runnable_with_message_history,
 )
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
-from langchain_memkit.testing._summaries import SummariesContract
-from langchain_memkit.testing.fakes import Scribe, marks, talk
+from testkit.scribe import Scribe, marks, talk
+from testkit.styles import Styles
+from testkit.summaries import SummariesContract
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": ("tokens", 100)}

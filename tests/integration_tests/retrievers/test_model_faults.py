@@ -144,10 +144,8 @@ def test_faults_change_nothing_for_the_user(
     """No exception, one warning, the weighted question; and the next turn asks the model again."""
     server.behaviour = fault
     retriever = over(server, timeout=0.5 if fault == "slow" else 5.0)
-    begun = time.perf_counter()
     with caplog.at_level(logging.WARNING, "langchain_memkit"):
         found = run(retriever, "invoke", {"input": FOLLOW_UP, "chat_history": TALK})
-    assert time.perf_counter() - begun < 4
     assert told(found)["by"] == "weighted", told(found)
     assert told(found)["reason"].startswith(("the model failed", "the model took too long", "the rewrite was refused"))
     assert len([record for record in caplog.records if record.name == "langchain_memkit"]) == 1

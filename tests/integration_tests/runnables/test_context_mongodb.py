@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 
 def fill(collection: Any, session: str, turns: int) -> None:

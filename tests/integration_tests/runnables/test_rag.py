@@ -27,7 +27,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.runnables.rag import create_conversational_rag_chain
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 C1: Any = {"configurable": {"session_id": "c1", "user_id": "nnaji"}}
 FIRST, SECOND = "Who is the president of France?", "How old is he?"

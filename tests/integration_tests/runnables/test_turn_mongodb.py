@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.testing import HistoryTurnContract
+from testkit.turns import HistoryTurnCases
 
 
-class TestMongoDB(HistoryTurnContract):
+class TestMongoDB(HistoryTurnCases):
     @pytest.fixture
     def get_session_history(self, server: Any, database: str) -> Any:
         """A factory on one collection."""

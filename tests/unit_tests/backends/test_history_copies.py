@@ -69,7 +69,7 @@ def test_what_cannot_be_pickled_says_why() -> None:
         history = MongoDBChatMessageHistory(None, "s1", **clients)
         with pytest.raises(TypeError, match="cannot be pickled: give a connection_string instead of client="):
             pickle.dumps(history)
-        assert copy.deepcopy(history)._mongo.clients is history._mongo.clients
+        assert copy.deepcopy(history)._store.clients is history._store.clients
     mine.close()
 
 

@@ -9,10 +9,11 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.testing import ChatMessageHistoryContract, HistoryPropertiesContract
+from langchain_memkit.testing import HistoryPropertiesContract
+from testkit.histories import HistoryCases
 
 
-class TestFile(ChatMessageHistoryContract):
+class TestFile(HistoryCases):
     @pytest.fixture
     def make_history(self, tmp_path: Path) -> Any:
         """Histories made one by one, on one file."""
@@ -21,7 +22,7 @@ class TestFile(ChatMessageHistoryContract):
         )
 
 
-class TestFactory(ChatMessageHistoryContract):
+class TestFactory(HistoryCases):
     @pytest.fixture
     def make_history(self, tmp_path: Path) -> Any:
         """Histories of one factory, on one file."""
@@ -29,7 +30,7 @@ class TestFactory(ChatMessageHistoryContract):
             yield factory
 
 
-class TestMemory(ChatMessageHistoryContract):
+class TestMemory(HistoryCases):
     @pytest.fixture
     def make_history(self) -> Any:
         """Histories of one factory, in memory."""

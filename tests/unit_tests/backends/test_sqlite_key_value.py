@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -20,12 +21,12 @@ from langchain_tests.integration_tests import BaseStoreAsyncTests, BaseStoreSync
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, purge_user
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
-from langchain_memkit.testing import KeyValueStoreContract
+from testkit.key_values import KeyValueStoreCases
 
 THREE = ({"a": 1}, {"b": [1, None]}, {"c": {"d": "e"}})
 
 
-class TestFile(KeyValueStoreContract):
+class TestFile(KeyValueStoreCases):
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> Any:
         """Stores made one by one, on one file."""
@@ -180,8 +181,8 @@ def test_copies_of_moved_rows_go_as_well(path: Path) -> None:
 
 def test_older_file_is_migrated(path: Path) -> None:
     """A file of the first version, which held turns only, keeps them and gets the other tables."""
-    for statement in database._statements(database.MIGRATIONS[0]):
-        execute(path, statement)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(database.MIGRATIONS[0])
     row = ("", "s1", 1, "turn:t1", "turn", 1, 7, 0, "2026-01-02T03:04:05+00:00", None, 0)
     said = json.dumps([{"role": "human", "content": "old", "id": "m1"}])
     execute(path, f"INSERT INTO turns VALUES ({', '.join('?' * 14)})", *row, said, "[1]", "approximate")

@@ -28,7 +28,7 @@ from langchain_memkit import (
     VectorMemory,
     purge_user,
 )
-from langchain_memkit._sync import drive
+from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.backends.sqlite.database import MIGRATIONS
 from langchain_memkit.backends.sqlite.inspection import inspect_file
@@ -36,17 +36,18 @@ from langchain_memkit.backends.sqlite.vectors import INSERT, values_of
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.ranking.index import digest_of
 from langchain_memkit.stores.vector_rows import plain_row, record_row
-from langchain_memkit.testing.vectors import AT, EMBEDDING, VectorStoreContract, expected_entries, facts, record
+from langchain_memkit.testing.vectors import AT, EMBEDDING, expected_entries, facts, record
+from testkit.vector_stores import VectorStoreCases
 
 
-class TestFile(VectorStoreContract):
+class TestFile(VectorStoreCases):
     @pytest.fixture
     def make_store(self, tmp_path: Path) -> Any:
         """Stores made one by one, on one file."""
         return lambda embedding, **options: SQLiteVectorStore(tmp_path / "chat.db", embedding, **options)
 
 
-class TestMemory(VectorStoreContract):
+class TestMemory(VectorStoreCases):
     @pytest.fixture
     def make_store(self) -> Any:
         """Stores made one by one, on one database in memory."""
@@ -56,7 +57,7 @@ class TestMemory(VectorStoreContract):
             store = SQLiteVectorStore(":memory:", embedding, **options)
             made.append(store)
             store._backend._database = made[0]._backend._database
-            store.close = store._shelf.clear  # closing it would empty it
+            store.close = store.records.cache.clear  # closing it would empty it
             return store
 
         return make
@@ -102,9 +103,9 @@ def execute(path: Path, statement: str, *values: Any) -> list[Any]:
 def save(store: Any, *documents: Document) -> bool:
     """Stores records with their vectors."""
     user, session = documents[0].metadata["user_id"], documents[0].metadata["session_id"]
-    begun = store.begin(user, session)
-    vectors = store.embed([document.page_content for document in documents])
-    return bool(store.write(user, session, begun.generation, documents, vectors))
+    begun = drive(store.records.begin(user, session))
+    vectors = drive(store.records.embed([document.page_content for document in documents]))
+    return bool(drive(store.records.write(user, session, begun.generation, documents, vectors)))
 
 
 def statements(store: Any) -> list[str]:
@@ -119,7 +120,7 @@ def test_constructor_does_no_io(path: Path) -> None:
     """Nothing is created before the first use, nor by arguments that are refused; the store names its file."""
     store = SQLiteVectorStore(path, EMBEDDING)
     with pytest.raises(TypeError):
-        store.index({"$ne": 1})  # type: ignore[arg-type]  # wrong on purpose
+        drive(store.records.index({"$ne": 1}))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="id must be"):
         store.get_by_ids([""])
     with pytest.raises(TypeError):
@@ -158,17 +159,17 @@ def test_readable_with_any_sqlite_tool(store: Any, path: Path) -> None:
 def test_what_a_look_costs(store: Any) -> None:
     """A look at an unchanged user is one statement, answered by an index; also after a save of one's own."""
     save(store, *[record(n) for n in range(20)])
-    store.index("u1")
+    drive(store.records.index("u1"))
     save(store, record(20))
     seen = statements(store)
-    assert len(store.index("u1")) == 21
+    assert len(drive(store.records.index("u1"))) == 21
     assert len(seen) == 1
     save(store, record(21))
     assert len(seen) < 20
     del seen[:]
     store.delete([record(3).id], user_id="u1")
     del seen[:]
-    assert len(store.index("u1")) == 21
+    assert len(drive(store.records.index("u1"))) == 21
     assert len(seen) == 3  # what is new, which does not explain it, and which records there are
     assert "facts" not in seen[0] + seen[2]  # nothing that is held is read again
 
@@ -204,7 +205,7 @@ def test_what_a_turn_costs(store: Any, style: str) -> None:
         assert sorted(verbs[2:-1]) == ["DELETE", "INSERT", "SELECT", "SELECT", "SELECT", "SELECT"]
         assert "metadata" not in " ".join(seen[:1])
         del seen[:]
-    assert len(store.index("u1")) == 6
+    assert len(drive(store.records.index("u1"))) == 6
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
@@ -241,7 +242,7 @@ def test_vectors_are_read_where_they_are_used(store: Any) -> None:
     save(store, record(1))
     seen = statements(store)
     assert store.get_by_ids([record(1).id], user_id="u1") == [record(1)]
-    store.begin("u1", "s1", [], [record(1).id])
+    drive(store.records.begin("u1", "s1", [], [record(1).id]))
     assert "vector," not in " ".join(seen)
     del seen[:]
     assert store.max_marginal_relevance_search("number", filter={"user_id": "u1"}) == [record(1)]
@@ -253,13 +254,13 @@ def test_plans(store: Any, path: Path) -> None:
     store.setup()
     seen = statements(store)
     save(store, record(1), record(2))
-    store.index("u1")
+    drive(store.records.index("u1"))
     store.get_by_ids(["a"], user_id="u1")
-    store.touch("u1", ["a"], AT)
-    store.accesses("u1")
-    store.begin("u1", "s1", ["a"], ["b"])
-    store.sessions("u1")
-    store.evict("u1", 1, ["a"])
+    drive(store.records.touch("u1", ["a"], AT))
+    drive(store.records.accesses("u1"))
+    drive(store.records.begin("u1", "s1", ["a"], ["b"]))
+    drive(store.records.sessions("u1"))
+    drive(store.records.evict("u1", 1, ["a"]))
     store.forget("u1", "s1")
     store.forget("u1")
     store.delete(["a"], user_id="u1")
@@ -291,7 +292,7 @@ def test_erased_records_are_gone_from_the_disk(store: Any, path: Path, erase: st
     documents = [record(n, "secrets about parrots " * 20) for n in range(40)]
     save(store, *documents)
     save(store, record(1, user_id="u2"))
-    vector = store.embed([documents[0].page_content])[0].tobytes()
+    vector = drive(store.records.embed([documents[0].page_content]))[0].tobytes()
 
     def left() -> bytes:
         return b"".join(file.read_bytes() for file in path.parent.iterdir())
@@ -311,17 +312,17 @@ def test_erased_records_are_gone_from_the_disk(store: Any, path: Path, erase: st
 def test_a_call_is_stored_whole_or_not_at_all(store: Any, path: Path) -> None:
     """When one record cannot be written, none is, and none is deleted; what is held stays true."""
     save(store, record(1))
-    store.index("u1")
+    drive(store.records.index("u1"))
     execute(
         path, "CREATE TRIGGER no BEFORE INSERT ON vectors WHEN new.position = 3 BEGIN SELECT RAISE(ABORT, 'no'); END"
     )
-    begun = store.begin("u1", "s1")
+    begun = drive(store.records.begin("u1", "s1"))
     documents = [record(1, "changed"), record(2), record(3)]
     with pytest.raises(HistoryWriteError, match="Nothing was stored") as raised:
-        store.write("u1", "s1", begun.generation, documents, [None] * 3, delete=[record(1).id])
+        drive(store.records.write("u1", "s1", begun.generation, documents, [None] * 3, delete=[record(1).id]))
     assert not raised.value.maybe_stored
     assert store.get_by_ids([document.id for document in documents], user_id="u1") == [record(1)]
-    assert [entry.position for entry in store.index("u1").entries] == [1]
+    assert [entry.position for entry in drive(store.records.index("u1")).entries] == [1]
 
 
 def test_in_the_file_of_the_histories(path: Path, store: Any) -> None:
@@ -342,7 +343,7 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
     execute(path, "PRAGMA user_version = 2")
     store.close()
     save(store, record(1))
-    assert len(store.index("u1")) == 1
+    assert len(drive(store.records.index("u1"))) == 1
     assert [m.text for m in SQLiteChatMessageHistory(path, "s1").messages] == ["old"]
     assert execute(path, "PRAGMA user_version") == [(len(database.MIGRATIONS),)]
 
@@ -350,11 +351,11 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
 def test_expired_rows_go_with_the_next_write(store: Any, path: Path) -> None:
     """What has expired is deleted by whoever writes next."""
     save(store, record(1, expires_at="2020-01-01T00:00:00+00:00"), record(2, expires_at="2999-01-01T00:00:00Z"))
-    assert len(store.index("u1")) == 1
+    assert len(drive(store.records.index("u1"))) == 1
     assert execute(path, "SELECT count(*) FROM vectors") == [(2,)]
     save(store, record(1, user_id="u2"))
     assert execute(path, "SELECT count(*) FROM vectors") == [(2,)]
-    assert [entry.position for entry in store.index("u1").entries] == [2]
+    assert [entry.position for entry in drive(store.records.index("u1")).entries] == [2]
 
 
 DAMAGE = {
@@ -397,13 +398,13 @@ def test_damaged_rows(store: Any, path: Path, change: str, caplog: pytest.LogCap
         for each in range(2):
             found = fresh.similarity_search("what about number 3", k=9, filter={"user_id": "u1"})
             assert sorted(document.metadata["position"] for document in found) == [0, 1, 2, 4]
-            assert len(fresh.index("u1")) == (5 if change in UNSEEN.values() else 4), each
+            assert len(drive(fresh.records.index("u1"))) == (5 if change in UNSEEN.values() else 4), each
         assert "unreadable and left as" in caplog.text
         assert "number" not in caplog.text
         assert execute(path, "SELECT count(*) FROM vectors") == [(5,)]
-        assert fresh.begin("u1", "s1").last == record(4)
+        assert drive(fresh.records.begin("u1", "s1")).last == record(4)
         save(fresh, record(3, "as good as new"))
-        assert len(fresh.index("u1")) == 5
+        assert len(drive(fresh.records.index("u1"))) == 5
         assert fresh.get_by_ids([record(3).id], user_id="u1") == [record(3, "as good as new")]
 
 
@@ -413,8 +414,8 @@ def test_damage_elsewhere(store: Any, path: Path) -> None:
     execute(path, "UPDATE vector_meta SET value = x'000102'")
     with SQLiteVectorStore(path, EMBEDDING) as fresh:
         with pytest.raises(HistoryReadError, match="damaged"):
-            fresh.embed(["a"])
-        assert len(fresh.index("u1")) == 1
+            drive(fresh.records.embed(["a"]))
+        assert len(drive(fresh.records.index("u1"))) == 1
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -423,10 +424,18 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     other.write_text("this is no database, but a text of some length" * 40)
     for bad in (other, tmp_path / "no" / "chat.db"):
         store = SQLiteVectorStore(bad, EMBEDDING)
-        for read in (lambda s: s.index("u1"), lambda s: s.get_by_ids(["a"]), lambda s: s.similarity_search("a")):
+        for read in (
+            lambda s: drive(s.records.index("u1")),
+            lambda s: s.get_by_ids(["a"]),
+            lambda s: s.similarity_search("a"),
+        ):
             with pytest.raises(HistoryReadError, match=bad.name):
                 read(store)
-        for write in (lambda s: s.delete(["a"]), lambda s: s.forget("u1"), lambda s: s.touch("u1", ["a"], AT)):
+        for write in (
+            lambda s: s.delete(["a"]),
+            lambda s: s.forget("u1"),
+            lambda s: drive(s.records.touch("u1", ["a"], AT)),
+        ):
             with pytest.raises(HistoryWriteError, match=bad.name):
                 write(store)
 
@@ -435,7 +444,7 @@ def test_an_error_that_ends_the_transaction(path: Path, store: Any, monkeypatch:
     """When SQLite rolled back by itself, as on a full disk, the error tells why, not that there is nothing to end."""
     monkeypatch.setattr(database, "MIGRATIONS", ["ROLLBACK;\nINSERT INTO nowhere VALUES (1);"])
     with pytest.raises(HistoryReadError, match="no such table: nowhere"):
-        store.index("u1")
+        drive(store.records.index("u1"))
 
 
 def test_locked_database(path: Path) -> None:
@@ -446,21 +455,21 @@ def test_locked_database(path: Path) -> None:
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(HistoryWriteError, match="locked"):
         save(store, record(2))
-    assert len(store.index("u1")) == 1
+    assert len(drive(store.records.index("u1"))) == 1
     blocker.close()
     save(store, record(2))
-    assert len(store.index("u1")) == 2
+    assert len(drive(store.records.index("u1"))) == 2
 
 
 def test_async_calls_do_not_block_the_loop(path: Path, store: Any) -> None:
     """SQLite runs in a worker thread: while a call waits for a lock, the event loop goes on."""
     save(store, record(1))
-    begun = store.begin("u1", "s1")
+    begun = drive(store.records.begin("u1", "s1"))
     blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")
 
     async def go() -> int:
-        task = asyncio.create_task(store.awrite("u1", "s1", begun.generation, [record(2)], [None]))
+        task = asyncio.create_task(adrive(store.records.write("u1", "s1", begun.generation, [record(2)], [None])))
         threading.Timer(0.3, blocker.close).start()
         beats = 0
         while not task.done():
@@ -475,15 +484,17 @@ def test_async_calls_do_not_block_the_loop(path: Path, store: Any) -> None:
 PROGRAM = """
 import sys
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_memkit._sync import drive
 from langchain_memkit.backends.sqlite.vectors import SQLiteVectorStore
 from langchain_memkit.testing.vectors import record
 store = SQLiteVectorStore(sys.argv[1], DeterministicFakeEmbedding(size=16))
 session = sys.argv[2]
 for n in range(int(sys.argv[3])):
     documents = [record(3 * n + i, "whole record " * 30, session_id=session) for i in range(3)]
-    begun = store.begin("u1", session)
-    assert store.write("u1", session, begun.generation, documents, store.embed([d.page_content for d in documents]))
-    assert documents[2].id in store.index("u1")
+    begun = drive(store.records.begin("u1", session))
+    vectors = drive(store.records.embed([d.page_content for d in documents]))
+    assert drive(store.records.write("u1", session, begun.generation, documents, vectors))
+    assert documents[2].id in drive(store.records.index("u1"))
     print(n, flush=True)
 """
 
@@ -497,11 +508,11 @@ def test_two_processes(path: Path, store: Any) -> None:
     """Two processes that begin on a new file at once lose nothing, and a third sees all they do."""
     processes = [program(path, name, 30, stdout=subprocess.DEVNULL) for name in ("s1", "s2")]
     while any(process.poll() is None for process in processes):
-        count = len(store.index("u1"))
+        count = len(drive(store.records.index("u1")))
         assert count % 3 == 0
     assert [process.returncode for process in processes] == [0, 0]
-    assert len(store.index("u1")) == 180
-    assert {(s.session_id, s.turns) for s in store.sessions("u1")} == {("s1", 90), ("s2", 90)}
+    assert len(drive(store.records.index("u1"))) == 180
+    assert {(s.session_id, s.turns) for s in drive(store.records.sessions("u1"))} == {("s1", 90), ("s2", 90)}
 
 
 def test_kill(path: Path, store: Any) -> None:
@@ -513,7 +524,7 @@ def test_kill(path: Path, store: Any) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        entries = [entry for entry in store.index("u1").entries if entry.session == session]
+        entries = [entry for entry in drive(store.records.index("u1")).entries if entry.session == session]
         assert len(entries) % 3 == 0
         assert len(entries) >= 3 * (told[-1] + 1)
         documents = store.get_by_ids([entry.id for entry in entries], user_id="u1")
@@ -525,19 +536,21 @@ def test_kill(path: Path, store: Any) -> None:
 def test_fork(store: Any) -> None:
     """A forked child opens connections of its own, and holds nothing of what its parent held."""
     save(store, record(1))
-    index = store.index("u1")
+    index = drive(store.records.index("u1"))
     with index.lock:  # as another thread may, at that moment
         child = os.fork()
         if child == 0:
             try:
-                found = record(1).id in store.index("u1") and store.index("u1") is not index
+                found = (
+                    record(1).id in drive(store.records.index("u1")) and drive(store.records.index("u1")) is not index
+                )
                 save(store, record(2))
-                os._exit(0 if found and record(2).id in store.index("u1") else 1)
+                os._exit(0 if found and record(2).id in drive(store.records.index("u1")) else 1)
             except BaseException:
                 os._exit(2)
     save(store, record(3))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert sorted(entry.position for entry in store.index("u1").entries) == [1, 2, 3]
+    assert sorted(entry.position for entry in drive(store.records.index("u1")).entries) == [1, 2, 3]
 
 
 def test_importing_needs_numpy_only_where_it_is_used() -> None:
@@ -562,30 +575,31 @@ def test_files_of_0_1_0(path: Path) -> None:
         connection.execute("INSERT INTO vector_accesses VALUES ('u1', ?, 7)", (record(1).id,))
         connection.execute("INSERT INTO vector_generations VALUES ('u1', 's1', 'g')")
     store = SQLiteVectorStore(path, EMBEDDING)
-    assert facts(store.index("u1")) == expected_entries([record(1), record(2)])
-    assert list(store.accesses("u1")) == [record(1).id]
+    assert facts(drive(store.records.index("u1"))) == expected_entries([record(1), record(2)])
+    assert list(drive(store.records.accesses("u1"))) == [record(1).id]
     assert store.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
     store.add_documents([Document("mine", id="a", metadata={"user_id": "u1"})])
     assert store.get_by_ids(["a"], user_id="u2")[0].page_content == "theirs"
     assert execute(path, "SELECT min(seq) > 900 FROM vectors WHERE user_id = 'u1' AND id = 'a'") == [(1,)]
-    assert store.begin("u1", "s1").generation == "g"
+    assert drive(store.records.begin("u1", "s1")).generation == "g"
     store.delete([str(record(1).id)], user_id="u1")
-    assert store.accesses("u1") == {}
+    assert drive(store.records.accesses("u1")) == {}
     facts_of_file = inspect_file(path)
-    assert (facts_of_file.version, facts_of_file.problems, facts_of_file.faults) == (len(MIGRATIONS), [], [])
+    assert (facts_of_file.version, facts_of_file.problems, facts_of_file.faults) == (len(MIGRATIONS), [], {})
 
 
 def test_the_vector_of_a_replaced_text_is_not_taken_for_that_text(tmp_path: Path) -> None:
     """A round that grew keeps its id: what it said before is embedded anew for whoever says it next."""
     with SQLiteVectorStore(tmp_path / "m.db", EMBEDDING) as store:
-        generation = store.begin("u1", "s1").generation
+        generation = drive(store.records.begin("u1", "s1")).generation
         for text in ("human: hello", "human: hello\nai: hi"):
             document = Document(text, id="r1", metadata={"user_id": "u1", "session_id": "s1", "position": 1})
-            store.index("u1")
-            store.write("u1", "s1", generation, [document], store.embed([text]))
-        store.index("u1")
-        _, looked = drive(store._look("u1", "s1"))
+            drive(store.records.index("u1"))
+            drive(store.records.write("u1", "s1", generation, [document], drive(store.records.embed([text]))))
+        drive(store.records.index("u1"))
+        _, looked = drive(store.records.read("u1", "s1"))
+        assert looked is not None
         digests = [digest_of(text) for text in ("human: hello", "human: hello\nai: hi")]
-        known = store._begun(looked, digests, [])
+        known = looked.begun(digests, [])
         assert known is not None
         assert list(known.vectors) == digests[1:]

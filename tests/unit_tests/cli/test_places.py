@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.cli.targets import Format, detect_format, target_of
+from langchain_memkit.cli.targets import Format, Target, check_target, detect_format
 from langchain_memkit.errors import ConfigurationError
 
 
@@ -28,27 +28,27 @@ from langchain_memkit.errors import ConfigurationError
 )
 def test_uris(uri: str, label: str, database: str) -> None:
     """The database may stand in the URI, an option wins, and neither label nor repr shows credentials."""
-    place = target_of(uri, "--from")
+    place = check_target(Target(where=uri), "--from")
     assert (place.label, place.database, place.is_mongodb) == (label, database, True)
-    assert target_of(uri, "--from", database="other").database == "other"
+    assert check_target(Target(where=uri, given_database="other"), "--from").database == "other"
     assert "u:p" not in repr(place)
 
 
 @pytest.mark.parametrize(
     ("where", "names", "match"),
     [
-        (None, {}, "MEMKIT_URI"),
+        ("", {}, "MEMKIT_URI"),
         ("", {}, "--from"),
         (":memory:", {}, "name a file"),
         ("nothing.db", {}, "no such file"),
-        ("chat.db", {"database": "x"}, "no MongoDB"),
-        ("postgresql://u:p@h/x", {"database": "x"}, "^h is no MongoDB"),
+        ("chat.db", {"given_database": "x"}, "no MongoDB"),
+        ("postgresql://u:p@h/x", {"given_database": "x"}, "^h is no MongoDB"),
     ],
 )
-def test_refused(where: str | None, names: dict[str, Any], match: str) -> None:
+def test_refused(where: str, names: dict[str, Any], match: str) -> None:
     """What cannot be a place is refused before anything is opened."""
     with pytest.raises(ConfigurationError, match=match):
-        target_of(where, "--from", **names)
+        check_target(Target(where=where, **names), "--from")
 
 
 def make(kind: str, folder: Path) -> Path:
@@ -79,7 +79,7 @@ def make(kind: str, folder: Path) -> Path:
 )
 def test_formats_are_found_out(kind: str, found: Format, tmp_path: Path) -> None:
     """One kind of conversations in a file is recognised; what the user says counts more."""
-    place = target_of(str(make(kind, tmp_path)), "--from")
+    place = check_target(Target(where=str(make(kind, tmp_path))), "--from")
     assert detect_format(place, None, "--from") == (found, None)
     assert detect_format(place, Format.SQL, "--from") == (Format.SQL, None)
 
@@ -87,7 +87,7 @@ def test_formats_are_found_out(kind: str, found: Format, tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["message_store+checkpoints", "unknown"])
 def test_formats_that_are_not_clear(kind: str, tmp_path: Path) -> None:
     """Two kinds in one file, or none, are asked about and not guessed."""
-    place = target_of(str(make(kind, tmp_path)), "--from")
+    place = check_target(Target(where=str(make(kind, tmp_path))), "--from")
     with pytest.raises(ConfigurationError, match="--from-format"):
         detect_format(place, None, "--from")
 
@@ -96,7 +96,7 @@ def test_looking_changes_nothing(tmp_path: Path, memkit: Callable[..., Any]) -> 
     """Finding out the format and a doctor's look make no table and leave no file behind."""
     path = make("message_store", tmp_path)
     before = path.read_bytes()
-    detect_format(target_of(str(path), "--from"), None, "--from")
+    detect_format(check_target(Target(where=str(path)), "--from"), None, "--from")
     assert memkit("doctor", path).exit_code == 0
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

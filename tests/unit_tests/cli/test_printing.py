@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
@@ -18,10 +19,12 @@ SPELLINGS = (lambda text: quote(text, safe=""), quote_plus, lambda text: text)
 
 @given(PASSWORDS, st.sampled_from(SPELLINGS))
 def test_passwords_never_pass(password: str, spelling: Callable[[str], str]) -> None:
-    """A password is hidden in every spelling, in and out of its URI, also if the user forgot to quote it."""
+    """A password is hidden as it was typed and as the driver reads it, also if the user forgot to quote it."""
     output = Output([f"mongodb://nemo-the-fish:{spelling(password)}@db.example:27017/chat", "--yes"])
-    for shown in (password, spelling(password), repr(password)[1:-1], json.dumps(password)[1:-1]):
-        assert output.safe(f"\n{shown}\n") in ("\\n***\\n", output.safe("\n***\n"))
+    for shown in (password, spelling(password)):
+        assert output.safe(f"\n{shown}\n") == "\\n***\\n"
+        for text in (shown, repr(shown), json.dumps(shown, ensure_ascii=False)):
+            assert not set(re.findall(r"\w{3,}", shown)) & set(re.findall(r"\w{3,}", output.scrubbed(text)))
     assert "nemo-the-fish:" not in output.safe(f"nemo-the-fish:{spelling(password)}")
 
 

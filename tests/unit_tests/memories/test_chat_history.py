@@ -18,7 +18,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.base import purge_user
 from langchain_memkit.errors import ConfigurationError, StaleTurnError
-from langchain_memkit.testing import MemoryContract
+from testkit.memories import HostileTexts
 
 pytestmark = pytest.mark.filterwarnings(
     # core's history is what a foreign history is tested with
@@ -37,7 +37,7 @@ def texts(messages: list[BaseMessage]) -> list[str]:
     return [str(message.text) for message in messages]
 
 
-class TestOnSQLite(MemoryContract):
+class TestOnSQLite(HostileTexts):
     across_sessions = False
 
     @pytest.fixture

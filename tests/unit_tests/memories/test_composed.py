@@ -35,15 +35,16 @@ from langchain_memkit import (
 )
 from langchain_memkit.base import Mention, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError, StaleTurnError
-from langchain_memkit.memories.composed import ComposedMemory, Source, llama_index_template
-from langchain_memkit.memories.composed.memory import Composer, SourceRecords
-from langchain_memkit.messages.notes import Record, is_note, note_message, records_of, split_notes
+from langchain_memkit.memories.composed import ComposedMemory, Composer, Source, llama_index_template
+from langchain_memkit.messages.notes import Record, is_note, note_message, records_of, render_notes, split_notes
 from langchain_memkit.messages.text import message_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.messages.trimming import turn_starts
-from langchain_memkit.testing import FakeChatModel, MemoryContract
-from langchain_memkit.testing._styles import Styles, call_async, call_sync
-from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
+from langchain_memkit.testing import FakeChatModel
+from langchain_memkit.testing._styles import call_async, call_sync
+from langchain_memkit.testing.memories import assert_framed
+from testkit.memories import HOSTILE_TEXTS, HostileTexts
+from testkit.styles import Styles
 
 U1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 STOP = {"a", "an", "and", "did", "does", "is", "it", "of", "on", "the", "was", "what", "which", "who", "will"}
@@ -196,7 +197,7 @@ def run(request: pytest.FixtureRequest) -> Styles:
     return Styles(request.param)
 
 
-class TestContractWithRounds(MemoryContract):
+class TestContractWithRounds(HostileTexts):
     @pytest.fixture
     def make_memory(self, tmp_path: Path) -> Any:
         """A dialogue in a file, and rounds of all sessions."""
@@ -212,7 +213,7 @@ class TestContractWithRounds(MemoryContract):
         return make
 
 
-class TestContractWithVectors(MemoryContract):
+class TestContractWithVectors(HostileTexts):
     @pytest.fixture
     def make_memory(self, tmp_path: Path) -> Any:
         """The real one in the same file as the dialogue."""
@@ -228,7 +229,7 @@ class TestContractWithVectors(MemoryContract):
         return make
 
 
-class TestContractOfAFactory(MemoryContract):
+class TestContractOfAFactory(HostileTexts):
     @pytest.fixture
     def make_memory(self, tmp_path: Path) -> Any:
         """Dialogues, entities, and limits that let everything through."""
@@ -237,7 +238,7 @@ class TestContractOfAFactory(MemoryContract):
         def extract(text: str) -> list[Mention]:
             return [Mention("Harrison", "PERSON", m.start(), m.end()) for m in re.finditer("Harrison", text)]
 
-        kept: Any = EntityMemory.factory(extract, max_tokens=20_000)._memory._core.shelf.store
+        kept: Any = EntityMemory.factory(extract, max_tokens=20_000)._memory._core.store
 
         def factory(*, read_only: bool) -> Any:
             return ComposedMemory.factory(
@@ -742,7 +743,7 @@ numbers = st.integers(1, 30)
 )
 def test_any_budget(turns: Any, sources: Any, max_tokens: int, position: Any, system: bool) -> None:
     """Never above the budget but for what is never cut; nothing of less importance costs anything of more."""
-    composer = Composer.of(max_tokens, position, None, None)
+    composer = Composer(max_tokens, position, render_notes, approximate_tokens)
     talk: list[BaseMessage] = [SystemMessage("Be brief.")] if system else []
     for i, sizes in enumerate(turns):
         talk += [
@@ -750,9 +751,7 @@ def test_any_budget(turns: Any, sources: Any, max_tokens: int, position: Any, sy
             *(AIMessage(f"turn {i} {j} " + "b" * n) for j, n in enumerate(sizes[1:])),
         ]
     found = [
-        SourceRecords(
-            [Record(f"source {s} record {i} " + "c" * size, rank=rank) for i, (size, rank) in enumerate(records)], cap
-        )
+        ([Record(f"source {s} record {i} " + "c" * size, rank=rank) for i, (size, rank) in enumerate(records)], cap)
         for s, (records, cap) in enumerate(sources)
     ]
     uncut = composer.kept(talk)
@@ -761,17 +760,17 @@ def test_any_budget(turns: Any, sources: Any, max_tokens: int, position: Any, sy
     rest, records = split_notes(messages)
     assert rest[: len(rest)] == [m for m in talk if m in rest]
     assert all(m in rest for m in uncut)
-    given_records = [record for source in found for record in source.records]
+    given_records = [record for recalled, _ in found for record in recalled]
     assert records == [record for record in given_records if record in records]
     # fewer sources, or no older turns: the same records of those that are left
     assert split_notes(composer.compose(uncut, found))[1] == records
     for n in range(len(found)):
-        names = {record.text for source in found[:n] for record in source.records}
+        names = {record.text for recalled, _ in found[:n] for record in recalled}
         assert split_notes(composer.compose(talk, found[:n]))[1] == [r for r in records if r.text in names]
-    for source in found:
-        own = [record for record in records if record in source.records]
+    for recalled, cap in found:
+        own = [record for record in records if record in recalled]
         added = approximate_tokens(composer.place(uncut, own)) - approximate_tokens(uncut)
-        assert source.max_tokens is None or added <= source.max_tokens
+        assert cap is None or added <= cap
 
 
 # -- failures and time
@@ -982,7 +981,6 @@ def test_read_only_parts_are_left_alone(call: Callable[..., Any]) -> None:
         (lambda: ComposedMemory(Says(), Says(), None), r"secondary\[1\].*not NoneType"),  # type: ignore[arg-type]
         (lambda: ComposedMemory(Says(), max_tokens=0), "max_tokens"),
         (lambda: ComposedMemory(Says(), position="after"), "position must be"),  # type: ignore[arg-type]
-        (lambda: ComposedMemory(Says(), template="{records}"), "template must be a function"),  # type: ignore[arg-type]
         (lambda: ComposedMemory(Says(), token_counter=7), "token_counter"),  # type: ignore[arg-type]
         (lambda: ComposedMemory(Says(), on_load_error="ignore"), "on_load_error"),  # type: ignore[arg-type]
         (lambda: Source(Says(), max_tokens=0), "max_tokens"),

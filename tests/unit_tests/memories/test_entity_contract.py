@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from langchain_memkit import EntityMemory, SpacyEntityExtractor, SQLiteKeyValueStore
-from langchain_memkit.testing import MemoryContract
+from testkit.memories import HostileTexts
 
 
-class TestInThisProcess(MemoryContract):
+class TestInThisProcess(HostileTexts):
     @pytest.fixture
     def make_memory(self) -> Any:
         """One store, spaCy's model."""
         return options_too(None)
 
 
-class TestOnSQLite(MemoryContract):
+class TestOnSQLite(HostileTexts):
     @pytest.fixture
     def make_memory(self, tmp_path: Path) -> Any:
         """One file."""
@@ -28,7 +28,7 @@ class TestOnSQLite(MemoryContract):
 def options_too(store: Any) -> Any:
     """A factory that also takes `read_only`: two factories on one place."""
     writing = EntityMemory.factory(SpacyEntityExtractor(), store)
-    reading = EntityMemory.factory(SpacyEntityExtractor(), store or writing._core.shelf.store, read_only=True)
+    reading = EntityMemory.factory(SpacyEntityExtractor(), store or writing._core.store, read_only=True)
 
     def make(session_id: str, user_id: str | None = None, *, read_only: bool = False) -> EntityMemory:
         return (reading if read_only else writing)(session_id, user_id)

@@ -98,12 +98,12 @@ def test_needs_a_user() -> None:
 @pytest.mark.parametrize(
     "options",
     [{"max_tokens": 0}, {"max_facts": -1}, {"max_total": "x"}, {"names": "Bob"}, {"names": ["42"]},
-     {"names": {"Bob": "DATE"}}, {"store": {}}, {"get_session_history": 3}, {"extractor": "en"}],
+     {"names": {"Bob": "DATE"}}, {"store": {}}],
 )  # fmt: skip
 def test_wrong_options(options: dict[str, Any]) -> None:
     """Options that make no sense are refused at construction."""
     with pytest.raises(ConfigurationError):
-        EntityMemory(**{"extractor": extract, "session_id": "s", "user_id": "u", **options})
+        EntityMemory(extract, "s", user_id="u", **options)
 
 
 def test_the_sentence_is_stored_and_not_the_message() -> None:

@@ -263,7 +263,7 @@ def test_a_change_that_was_read_over_is_read_again() -> None:
     memory = entities("s1", "u1")
     for n in range(VERSIONS):
         memory.save([HumanMessage(f"Nemo counted {n}")])
-    shelf = entities._core.shelf
+    shelf = entities._core
     book = drive(shelf.read("u1"))
     old, newest = book.versions, max(book.facts, key=lambda key: book.facts[key].at)
     assert len(old) >= VERSIONS

@@ -603,13 +603,11 @@ def test_refused_entries(call: Call, entries: Any, named: str) -> None:
     "options",
     [
         {"store": MemoryStore()},
-        {"matcher": "plain"},
         {"min_score": 0},
         {"min_score": 101},
         {"max_tokens": 0},
         {"max_tokens": "many"},
         {"lookback": -1},
-        {"aliases": ["Dusk"]},
         {"aliases": {"The Skeleton Songs": "Dusk"}},
         {"token_counter": 7},
     ],

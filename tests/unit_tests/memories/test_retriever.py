@@ -14,7 +14,8 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
+from langchain_memkit.testing.memories import assert_framed
+from testkit.memories import HOSTILE_TEXTS
 
 
 def memory_of(*documents: Any) -> RetrieverMemory:

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
 from langchain_memkit.base import Mention
-from langchain_memkit.memories.entity.core import read_answer
+from langchain_memkit.memories.entity.memory import read_answer
 from langchain_memkit.memories.entity.mentions import NAMED, read_mentions
 from langchain_memkit.messages.text import MESSAGE, QUESTION, WORD, WORDS
 from langchain_memkit.testing._styles import call_async, call_sync
@@ -107,7 +107,7 @@ def test_a_loop_goes_on_while_a_thread_reads_a_long_text() -> None:
     entities = EntityMemory.factory(lambda text: [Mention("Nemo", "PERSON", 0, 4)])
     memory = entities("s1", "u1")
     memory.save([HumanMessage("Nemo swims.")])
-    lock = memory._core.shelf.lock
+    lock = memory._core.lock
 
     async def turn() -> tuple[Any, Any]:
         with lock:  # as the thread of another turn does

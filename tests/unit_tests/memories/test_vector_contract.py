@@ -11,10 +11,10 @@ import pytest
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import SQLiteVectorStore, WordLlamaEmbeddings
-from langchain_memkit.testing import RecallContract
+from testkit.memories import RecallCases
 
 
-class TestSQLite(RecallContract):
+class TestSQLite(RecallCases):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Any:
         """A file."""
@@ -23,7 +23,7 @@ class TestSQLite(RecallContract):
         store.close()
 
 
-class TestInMemory(RecallContract):
+class TestInMemory(RecallCases):
     @pytest.fixture
     def store(self) -> Any:
         """SQLite without a file."""
@@ -32,7 +32,7 @@ class TestInMemory(RecallContract):
         store.close()
 
 
-class TestChroma(RecallContract):
+class TestChroma(RecallCases):
     @pytest.fixture
     def store(self, tmp_path: Path) -> VectorStore:
         """Persistent."""
@@ -47,7 +47,7 @@ class TestChroma(RecallContract):
         )
 
 
-class TestFAISS(RecallContract):
+class TestFAISS(RecallCases):
     @pytest.fixture
     def store(self) -> VectorStore:
         """An exact index."""

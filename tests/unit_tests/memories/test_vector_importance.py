@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.importance import PROMPT, create_model_importance, plain_importance
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing.memories import HOSTILE_TEXTS
+from testkit.memories import HOSTILE_TEXTS
 
 
 @pytest.fixture(params=["sync", "async"])

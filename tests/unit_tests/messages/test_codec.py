@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 
-from langchain_memkit.errors import MessageDecodeError, MessageEncodeError
+from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import decode_legacy_message, decode_message, encode_message
 
 
@@ -37,24 +37,14 @@ def test_text_of_other_classes(data: dict[str, Any]) -> None:
         decode_legacy_message({"type": data["role"], "data": {k: v for k, v in data.items() if k != "role"}})
 
 
-def test_numbers_that_python_does_not_print() -> None:
-    """Up to 4,300 digits come back; a longer number is refused when stored, and damage when read."""
+def test_long_numbers() -> None:
+    """Numbers of 4,300 digits come back."""
     most = 10**4300 - 1
     for number in (most, -most, 2**63, -(2**63)):
         message = HumanMessage("hi", additional_kwargs={"n": number})
         back = decode_message(encode_message(message))
         assert back == message
         assert str(back.additional_kwargs["n"]) == str(number)
-    for number in (most + 1, -most - 1, 1 << 100_000):
-        with pytest.raises(MessageEncodeError, match=r"additional_kwargs\['n'\] is a number of more than 4,300 digits"):
-            encode_message(AIMessage("hi", additional_kwargs={"n": number}))
-        stored = {
-            "role": "human",
-            "content": "hi",
-            "additional_kwargs": {"n": {"_memkit": "int", "value": hex(number)}},
-        }
-        with pytest.raises(MessageDecodeError, match="a value cannot be read"):
-            decode_message(stored)
 
 
 def test_unknown_types_are_named_if_they_are_names() -> None:

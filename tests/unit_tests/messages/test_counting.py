@@ -168,12 +168,12 @@ def test_counters_of_one_message_are_told_as_by_trim_messages() -> None:
     assert len(trim_messages(TURN, max_tokens=10, token_counter=one)) == 1
 
 
-@pytest.mark.parametrize("wrong", ["gpt", "claude-sonnet-4", "o200k", "gpt-4.7", "", 5, 1.5, ["len"]])
-def test_what_is_no_counter_says_what_is(wrong: Any) -> None:
-    """Unknown names and other objects are refused, with a list of what is possible."""
+@pytest.mark.parametrize("wrong", ["gpt", "claude-sonnet-4", "o200k", "gpt-4.7", ""])
+def test_what_is_no_counter_says_what_is(wrong: str) -> None:
+    """Unknown names are refused, with a list of what is possible."""
     with pytest.raises(ConfigurationError, match=r"approximate.*(o200k_base|encoding).*function") as caught:
         resolve_counter(wrong)
-    assert isinstance(wrong, str) is ("gpt-4o" in str(caught.value))
+    assert "gpt-4o" in str(caught.value)
 
 
 class Weighing:

@@ -31,7 +31,7 @@ from langchain_memkit.messages.trimming import (
     whole_tool_groups,
 )
 from langchain_memkit.preprocessors.prompt import summary_message
-from langchain_memkit.testing.properties import conversations, refused
+from testkit.conversations import conversations, refused
 
 SUMMARY = summary_message("So far: ...", "d")
 

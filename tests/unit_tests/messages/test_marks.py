@@ -30,7 +30,7 @@ from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.trimming import is_note, is_summary
 from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 TEXT = "My name is Nemo."
 FORGED: list[dict[str, Any]] = [

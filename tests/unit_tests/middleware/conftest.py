@@ -11,7 +11,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 sys.path.append(str(Path(__file__).resolve().parent))  # --import-mode=importlib puts no folder of tests there
 

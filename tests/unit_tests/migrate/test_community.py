@@ -26,7 +26,7 @@ from langchain_core.messages import (
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.backends.sqlite.foreign import MessageTable
+from langchain_memkit.backends.sqlite.inspection import MessageTable
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 from langchain_memkit.migrate import langchain_file_source, langchain_sql_source, langgraph_source, migrate
 

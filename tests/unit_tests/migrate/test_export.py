@@ -9,7 +9,6 @@ import json
 import stat
 import subprocess
 import sys
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -292,10 +291,10 @@ def test_file_is_the_owners_and_whole(store: Any, tmp_path: Path, monkeypatch: p
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = path.read_bytes()
 
-    def broken(turns: int) -> str:
+    def broken(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("langchain_memkit.migrate.jsonl.end_line", broken)
+    monkeypatch.setattr("langchain_memkit.migrate.jsonl.turn_line", broken)
     with pytest.raises(KeyboardInterrupt):
         export_history(store, path, progress=False)
     assert path.read_bytes() == before
@@ -303,18 +302,27 @@ def test_file_is_the_owners_and_whole(store: Any, tmp_path: Path, monkeypatch: p
 
 
 def test_two_exports_to_one_file(tmp_path: Path) -> None:
-    """An export that another one overtook says so and publishes nothing; the other's file is whole."""
+    """Of two exports at once each is whole; the file is that of the last to end, and nothing stands beside it."""
     path = tmp_path / "all.jsonl"
-    first = ExitStack()
-    first.enter_context(open_for_writing(path)).write("first")
-    with open_for_writing(path) as second:
-        second.write("sec")
-        with pytest.raises(HistoryWriteError, match="another export"):
-            first.close()
-        assert not path.exists()
-        second.write("ond")
-    assert path.read_text() == "second"
+    with open_for_writing(path) as first:
+        first.write("fir")
+        with open_for_writing(path) as second:
+            second.write("second")
+        assert path.read_text() == "second"
+        first.write("st")
+    assert path.read_text() == "first"
     assert [p.name for p in tmp_path.iterdir()] == ["all.jsonl"]
+
+
+def test_packed_by_name(store: Any, tmp_path: Path) -> None:
+    """A name that ends in .gz is packed and unpacked; only its owner reads it."""
+    path = tmp_path / "all.jsonl.gz"
+    export_history(store, path, progress=False)
+    assert gzip.decompress(path.read_bytes()).startswith(b'{"memkit": "export"')
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    target = fresh()
+    assert import_history(target, path, progress=False).skipped == []
+    assert everything(target) == everything(store)
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-200], lambda raw: raw[:-200] + b"\xff" * 200])
@@ -347,14 +355,12 @@ def with_a_long_line(file: Path, size: int) -> str:
     return "".join([header, rest[0], json.dumps(long) + "\n", *rest[1:]])
 
 
-@pytest.mark.parametrize("lines_only", [False, True])
-def test_lines_that_are_too_long(file: Path, lines_only: bool) -> None:
+def test_lines_that_are_too_long(file: Path) -> None:
     """A line over the limit is left out and named with the option; the others come in; at the limit it is one."""
     for size, kept in ((5000, True), (5001, False), (5_000_000, False)):
         text = with_a_long_line(file, size)
-        source: Any = iter(list(io.StringIO(text))) if lines_only else io.StringIO(text)
         target = fresh()
-        report = import_history(target, source, max_line_bytes=5000, progress=False)
+        report = import_history(target, io.StringIO(text), max_line_bytes=5000, progress=False)
         assert bool(target("s9").messages) == kept
         said = "line 3: longer than 5,000 bytes, so left out: max_line_bytes= (memkit import --max-line) sets the limit"
         assert report.skipped == ([] if kept else [said])
@@ -440,14 +446,6 @@ def test_unusable_paths(store: Any, tmp_path: Path) -> None:
         import_history(store, tmp_path / "nowhere" / "x", progress=False)
 
 
-@pytest.mark.parametrize("file", [io.BytesIO(), None, 5])
-def test_no_files_of_text(store: Any, file: Any) -> None:
-    """What is neither a path nor a file of text is refused before anything is read or written."""
-    for move in (export_history, import_history):
-        with pytest.raises(ConfigurationError, match="opened for text"):
-            move(store, file, progress=False)
-
-
 def test_into_a_device(store: Any) -> None:
     """What is no plain file, as a pipe or a terminal, is written in place."""
     assert export_history(store, "/dev/null", progress=False).turns == 7
@@ -490,6 +488,14 @@ def test_twins_take_the_same(name: str) -> None:
     sync, twin = (inspect.signature(getattr(module, found)) for found in (name, f"a{name}"))
     assert list(sync.parameters.values()) == list(twin.parameters.values())
     assert inspect.iscoroutinefunction(getattr(module, f"a{name}"))
+
+
+@pytest.mark.parametrize("lines", [["{}"], iter(["{}"]), 5])
+def test_lines_are_no_file(tmp_path: Path, lines: Any) -> None:
+    """Lines in place of a file are refused with what to give."""
+    factory = SQLiteChatMessageHistory.factory(tmp_path / "empty.db")
+    with pytest.raises(ConfigurationError, match=r"a path or a file opened for text, as io\.StringIO"):
+        import_history(factory, lines, progress=False)
 
 
 def test_what_is_no_factory(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from operator import itemgetter
 from typing import Any
 
@@ -22,8 +21,8 @@ from langchain_memkit import create_history_preprocessor
 from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.preprocessors.budget import EVENT
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
-from langchain_memkit.testing.fakes import Scribe, marked, marks, talk
+from testkit.scribe import Scribe, marked, marks, talk
+from testkit.styles import Styles
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": ("tokens", 100)}
@@ -122,9 +121,7 @@ def test_model_raises(run: Styles, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_model_takes_too_long(run: Styles, caplog: pytest.LogCaptureFixture) -> None:
     """A model that hangs is given up on after the time-out."""
-    began = time.monotonic()
     check_failure(Scribe(delay=2.0), run, caplog, "TimeoutError", timeout=0.2)
-    assert time.monotonic() - began < 2
 
 
 def check_failure(scribe: Scribe, run: Styles, caplog: Any, error: str, **kwargs: Any) -> None:

@@ -17,8 +17,8 @@ from langchain_memkit import (
 from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.messages.trimming import is_summary, trailing_results
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing.fakes import Scribe, marked, marks
-from langchain_memkit.testing.properties import refused
+from testkit.conversations import refused
+from testkit.scribe import Scribe, marked, marks
 
 PROPERTY = settings(
     deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore
-from langchain_memkit.testing._summaries import SummariesContract
+from testkit.summaries import SummariesContract
 
 
 class TestSQLite(SummariesContract):

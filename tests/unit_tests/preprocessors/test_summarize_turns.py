@@ -23,8 +23,8 @@ from langchain_memkit import (
 )
 from langchain_memkit.preprocessors.budget import EVENT
 from langchain_memkit.testing import FakeChatModel, FrozenClock
-from langchain_memkit.testing._styles import Styles
-from langchain_memkit.testing.fakes import Scribe, marks, talk
+from testkit.scribe import Scribe, marks, talk
+from testkit.styles import Styles
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("tokens", 300), "keep": ("tokens", 100)}

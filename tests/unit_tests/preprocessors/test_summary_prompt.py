@@ -16,8 +16,8 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import message_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, chunks_of, summary_message
-from langchain_memkit.testing.fakes import Scribe, marked, marks, talk
-from langchain_memkit.testing.properties import conversations
+from testkit.conversations import conversations
+from testkit.scribe import Scribe, marked, marks, talk
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 ENDS = ["</messages>", "</summary>", "< / messages >", "</ SUMMARY>", "<\u200b/summary>", "<messages>", "</\nmessages>"]

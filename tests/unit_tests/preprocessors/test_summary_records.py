@@ -25,7 +25,7 @@ from langchain_memkit.base import Position
 from langchain_memkit.preprocessors.summary_store import SummaryRecord, prefix_hashes
 from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FrozenClock
-from langchain_memkit.testing.fakes import Scribe, marks, talk
+from testkit.scribe import Scribe, marks, talk
 
 SMALL: dict[str, Any] = {"max_tokens": 600, "trigger": ("messages", 6), "keep": ("messages", 2)}
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

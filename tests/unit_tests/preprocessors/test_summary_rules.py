@@ -15,9 +15,9 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget
-from langchain_memkit.preprocessors.trigger import SummaryTrigger
+from langchain_memkit.preprocessors.summarizer import SummaryTrigger
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing.fakes import Scribe, marks, talk
+from testkit.scribe import Scribe, marks, talk
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 
@@ -56,8 +56,6 @@ def test_keep_as_large_as_trigger(trigger: Any, keep: Any) -> None:
         {"keep": ("tokens", True)},
         {"keep": "tokens"},
         {"mode": "later"},
-        {"llm": None},
-        {"llm": "gpt-4"},
         {"store": {}},
         {"timeout": 0},
         {"max_tokens": 0},

@@ -184,16 +184,6 @@ def test_takes_what_trim_messages_takes(given: Any) -> None:
     assert create_trim_preprocessor(18).invoke(given) == NEMO[2:]
 
 
-def test_long_mixed_list() -> None:
-    """In a long list, a tuple among what is kept is seen as well."""
-    given: list[Any] = [*(NEMO * 500), ("human", "And you?"), AIMessage("Fine.")]
-    for counter, budget in ((len, 2), (None, 16)):
-        trimmer = create_trim_preprocessor(budget, token_counter=counter)
-        assert texts(trimmer.invoke(given)) == ["And you?", "Fine."]
-    given[1] = ("ai", "Hello!")
-    assert texts(create_trim_preprocessor(16).invoke(given)) == ["And you?", "Fine."]
-
-
 @pytest.mark.parametrize("bad", ["text", 3, None, {"messages": []}])
 def test_refuses_what_is_no_list(bad: Any) -> None:
     """Anything but a list of messages is a TypeError that says so."""

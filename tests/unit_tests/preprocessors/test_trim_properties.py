@@ -22,7 +22,7 @@ from langchain_memkit.errors import ContextTooLargeError
 from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.messages.trimming import is_summary, whole_tool_groups
 from langchain_memkit.preprocessors import create_trim_preprocessor
-from langchain_memkit.testing.properties import conversations, plain_conversations, refused
+from testkit.conversations import conversations, plain_conversations, refused
 
 RESULTS = (ToolMessage, FunctionMessage)
 
@@ -111,7 +111,10 @@ def test_what_always_holds(
     assert kept[: len(lead)] == lead
     questions = [m for m in messages[len(lead) :] if isinstance(m, HumanMessage)]
     assert not questions or any(m is questions[-1] for m in kept)
-    assert trimmer.invoke(kept) == kept
+    again = trimmer.invoke(kept)
+    # A summary from among the messages that has come to the front counts as lead from then on.
+    leads_now = len(lead_of(kept)) > len(lead)
+    assert again == kept or (include_system and leads_now and trimmer.invoke(again) == again)
     assert messages == copies
     assert all(a is b for a, b in zip(messages, given_ones, strict=True))
 

@@ -7,7 +7,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.retrievers.rewriter import QuestionPrompt
-from langchain_memkit.testing.memories import HOSTILE_TEXTS
+from testkit.memories import HOSTILE_TEXTS
 
 TALK = [(f"Question {i}?", f"Answer {i}.") for i in range(5)]
 
@@ -34,8 +34,8 @@ def test_what_was_said_cannot_end_the_frame(text: str) -> None:
 def test_tokens_are_bounded() -> None:
     """Older questions are left out; of a last one that is too long the beginning is given."""
     prompt = QuestionPrompt(None)
-    assert prompt.recent(TALK, 3, 20) == (("Question 3?", None), ("Question 4?", None))
-    assert prompt.recent([("word " * 1000, None)], 3, 10) == (("word " * 8, None),)
+    assert prompt.recent(TALK, 3, 20) == [("Question 3?", None), ("Question 4?", None)]
+    assert prompt.recent([("word " * 1000, None)], 3, 10) == [("word " * 8, None)]
 
 
 def test_templates() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, added_terms, expanded, vector_blend, weighted_terms
+from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, added_terms, answer_weights, expanded
 
 TALK = [
     ("Who directed Alien?", "Ridley Scott directed the film Alien in 1979."),
@@ -15,9 +15,8 @@ TALK = [
 def test_without_history_nothing_is_added() -> None:
     """A first question is only itself."""
     assert expanded("How old is he?", []) == "How old is he?"
-    assert weighted_terms("How old is he?", []) == {"old": 1.0}
     assert added_terms("How old is he?", []) == []
-    assert vector_blend([]).question == 1.0
+    assert answer_weights([]) == []
 
 
 def test_near_turns_and_names_weigh_more() -> None:
@@ -40,10 +39,10 @@ def test_careful_adds_less_and_keeps_the_question_in_front() -> None:
 
 def test_blend_halves_the_answers() -> None:
     """The newest answer weighs twice the one before; careful takes none; a missing answer weighs nothing."""
-    blend = vector_blend([*TALK, ("And then?", None)])
-    assert blend.answers[1] == 2 * blend.answers[0] > 0
-    assert blend.answers[2] == 0
-    assert set(vector_blend(TALK, CAREFUL).answers) == {0.0}
+    weights = answer_weights([*TALK, ("And then?", None)])
+    assert weights[1] == 2 * weights[0] > 0
+    assert weights[2] == 0
+    assert set(answer_weights(TALK, CAREFUL)) == {0.0}
 
 
 @pytest.mark.parametrize("text", ["", "\x00\ud800", "?" * 9000, "ALL IN CAPITALS " * 20, "東京タワー", "a" * 100_000])

@@ -328,22 +328,6 @@ def test_documents_without_ids_are_left_out_by_text(run: Run) -> None:
     assert [document.page_content for document in found] == ["two"]
 
 
-def test_fuse_original(run: Run, store: VectorStore) -> None:
-    """Results for both questions, as many as before; once for a question that stays what it is."""
-    good = "How old is Emmanuel Macron?"
-    search = Words()
-    model = RunnableLambda(lambda messages: good)
-    found = run(over(search, llm=model, fuse_original=True), "invoke", follow_up())
-    assert search.queries == [good, FOLLOW_UP]
-    assert names(found) == names(reciprocal_rank_fusion(Words()(good), Words()(FOLLOW_UP)))[:4]
-    search.queries.clear()
-    run(over(search, llm=model, fuse_original=True), "invoke", follow_up("Where was Barack Obama born?"))
-    assert search.queries == ["Where was Barack Obama born?"]
-    both = run(over(store.as_retriever(), fuse_original=True), "invoke", follow_up())
-    assert len(both) == 4
-    assert both[0].metadata["memkit_question"]["by"] == "weighted"
-
-
 def test_fusion_counts_each_document_once() -> None:
     """By id, else by text; the same ranking twice is that ranking."""
     a, b, c = Document("a", id="1"), Document("b"), Document("c")
@@ -376,10 +360,10 @@ class Generous(InMemoryVectorStore):
 
 
 def test_a_store_keeps_its_default(run: Run, embedding: Embeddings) -> None:
-    """As many documents by vector, fused or with some left out as the retriever gives by itself."""
+    """As many documents by vector, or with some left out as the retriever gives by itself."""
     store = Generous(embedding)
     store.add_texts([*PAGES.values()], ids=[*PAGES])
-    for options in ({}, {"fuse_original": True}, {"skip_answered": True}):
+    for options in ({}, {"skip_answered": True}):
         assert len(run(over(store.as_retriever(), **options), "invoke", follow_up())) == 6
         assert len(run(over(store.as_retriever(), **options), "invoke", FOLLOW_UP)) == 6
 
@@ -481,7 +465,7 @@ def test_what_a_subclass_hides_stays_hidden(run: Run, embedding: Embeddings, kin
         "words": GuardedWords(**dict(lexical())),
         "swallowing": swallowing.as_retriever(search_kwargs={"filter": lambda document: bool(allowed([document]))}),
     }[kind]
-    for options in ({}, {"k": 3}, {"fuse_original": True}, {"skip_answered": True}):
+    for options in ({}, {"k": 3}, {"skip_answered": True}):
         found = run(over(inner, **options), "invoke", follow_up())
         assert found
         assert {document.id for document in found}.isdisjoint(("macron", "cheese"))

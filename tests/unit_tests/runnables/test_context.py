@@ -20,7 +20,7 @@ from langchain_memkit.errors import ContextTooLargeError, MessageDecodeError
 from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 KEYS: dict[str, Any] = {"input_messages_key": "input", "history_messages_key": "chat_history"}

@@ -14,7 +14,7 @@ from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_mess
 from langchain_memkit.errors import ContextTooLargeError
 from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles
+from testkit.styles import Styles
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 CALLS: list[Any] = [{"name": "look", "args": {}, "id": "c1"}]

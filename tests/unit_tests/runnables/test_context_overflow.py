@@ -18,7 +18,8 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles, streaming
+from testkit.styles import Styles
+from testkit.turns import streaming
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 KEYS: dict[str, Any] = {"input_messages_key": "input", "history_messages_key": "chat_history"}

@@ -34,8 +34,9 @@ from langchain_memkit.errors import (
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing._styles import Styles, streaming
 from langchain_memkit.testing.memories import assert_framed
+from testkit.styles import Styles
+from testkit.turns import streaming
 
 U1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 

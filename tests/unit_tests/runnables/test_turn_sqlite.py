@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.testing import HistoryTurnContract
+from testkit.turns import HistoryTurnCases
 
 
-class TestFile(HistoryTurnContract):
+class TestFile(HistoryTurnCases):
     @pytest.fixture
     def get_session_history(self, tmp_path: Path) -> Any:
         """A factory on one file."""

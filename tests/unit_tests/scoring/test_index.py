@@ -137,7 +137,7 @@ def test_cosine_of_vectors_of_any_length() -> None:
     index.add(entry("c", "x"), np.array([-1e10, 0]))
     assert index.dims == 2
     assert index.dense([2, 0]).tolist() == pytest.approx([0, 0.6, 0, -1])
-    assert index.embedded.tolist() == [False, True, True, True]
+    assert index.embedded.tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("vector", [[1.0], [1.0, 2.0, 3.0]])
@@ -145,18 +145,18 @@ def test_other_dimensions_are_refused(vector: list[float]) -> None:
     """A vector of another model is an error that says so, and changes nothing."""
     index = Index()
     index.add(entry("a", "tea"), [1, 0])
-    with pytest.raises(ConfigurationError, match="one embedding model"):
+    with pytest.raises(ConfigurationError, match="dimensions"):
         index.add(entry("a", "sea"), vector)
     with pytest.raises(ConfigurationError, match="dimensions"):
         index.dense(vector)
     assert index.lexical(["tea"]).any()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_vectors_hold_finite_numbers(bad: float) -> None:
     """No number that is none gets in, and nothing is kept of it."""
     index = Index()
-    with pytest.raises(ConfigurationError, match="no numbers"):
+    with pytest.raises(ConfigurationError, match="finite numbers"):
         index.add(entry("a", "tea"), [1, bad])
     assert len(index) == 0
     assert index.dims is None
@@ -219,7 +219,7 @@ def test_entry_of_a_round() -> None:
         "importance": 7.0,
         "expires_at": "2025-01-01T00:00:00+00:00",
     }
-    found = index_record_of(Document(text, id="i", metadata=metadata), stamp=9)
+    found = index_record_of(Document(text, id="i", metadata=metadata))
     assert found == IndexRecord(
         "i",
         "s",
@@ -231,10 +231,9 @@ def test_entry_of_a_round() -> None:
         3,
         7.0,
         datetime(2025, 1, 1, tzinfo=UTC),
-        9,
     )
     given_stems = [tokenize(text[start:end]) for *_, start, end in spans]
-    assert index_record_of(Document(text, id="i", metadata=metadata), stamp=9, stems=given_stems) == found
+    assert index_record_of(Document(text, id="i", metadata=metadata), stems=given_stems) == found
 
 
 def test_entry_of_a_plain_document() -> None:

@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import Index, IndexRecord, Utterance
-from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, Ranking, min_max_scale, rank
+from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, Ranking, best_first, min_max_scale
 from langchain_memkit.ranking.tokenize import tokenize
 
 NOW = datetime(2024, 5, 15, 12, tzinfo=UTC)
 NONE = Ranking(relevance=0, lexical=0, speaker=0, neighbours=0, session=0, date=0)
+
+
+DEFAULT = Ranking()
+
+
+def rank(index: Index, question: Question, ranking: Ranking = DEFAULT, keep: Any = None) -> list[Ranked]:
+    """All records that are ranked for a question, best first."""
+    return list(best_first(index, question, ranking, keep).records)
 
 
 def entry(record_id: str, *lines: str, session: str = "s", position: int | None = None, **more: Any) -> IndexRecord:

@@ -126,7 +126,7 @@ def test_dates_and_numbers_are_left_out_unless_named() -> None:
 
 def test_types_that_find_nothing_are_refused() -> None:
     """A string, an empty list and labels that the model lacks are errors, not silence."""
-    with pytest.raises(ConfigurationError, match=r"types=\['PERSON'\]"):
+    with pytest.raises(ConfigurationError, match="no label of the pipeline is kept"):
         SpacyEntityExtractor(types="PERSON")
     for types in ([], ["DISEASE"]):
         with pytest.raises(ConfigurationError, match="'PERSON'"):

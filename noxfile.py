@@ -1,0 +1,130 @@
+"""Environments of their own for what is released: `make wheel`, `extras`, `floor`, `newest` and `pythons`.
+
+Each session builds the wheel and installs it by uv, which can override a requirement, into a new environment below
+`.nox`. Its tests run in a copy, out of reach of the working tree's package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tomllib
+from contextlib import nullcontext
+from pathlib import Path
+
+import nox
+
+from langchain_memkit import _LAZY
+from tools.local_mongodb import local_mongodb
+
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_external_run = True
+os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+logging.getLogger("pymongo").setLevel(logging.WARNING)  # nox shows what libraries log
+
+ROOT = Path(__file__).resolve().parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PARALLEL = ("-n", os.environ.get("WORKERS", "3"), "--dist", "worksteal", "-o", "tmp_path_retention_policy=failed")
+UNIT_TESTS = ("tests/unit_tests", "--ignore", "tests/unit_tests/suites")
+RETIRED = ("-m", "needs_retired_classes")
+TOGETHER = sorted({wanted for _, wanted, _ in _LAZY.values() if "," in wanted})
+
+
+def built(session: nox.Session) -> str:
+    """Build the wheel, and return its path."""
+    folder = Path(session.create_tmp())
+    session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT), external=True)
+    return str(next(folder.glob("*.whl")))
+
+
+def tests_alone(session: nox.Session, *parts: str) -> None:
+    """Go to a copy of the tests, with the parts that they need."""
+    session.install("pip")  # which fetches the parts
+    session.run("python", str(ROOT / "tools" / "parts.py"), *parts)
+    copy = Path(session.create_tmp()) / "run"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "benchmarks" / "texts", copy / "benchmarks" / "texts")
+    for name in ("tests", "tools", "docs"):
+        shutil.copytree(ROOT / name, copy / name)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    (copy / ".parts").symlink_to(ROOT / ".parts")
+    session.chdir(copy)
+    shared = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108  # memory, see the Makefile
+    if shared and shared.f_bavail * shared.f_frsize > 6e9:
+        session.env["TMPDIR"] = "/dev/shm"  # noqa: S108
+
+
+def pytest(session: nox.Session, *arguments: str, **options: object) -> None:
+    """Run tests at once."""
+    session.run("python", "-m", "pytest", *session.posargs, *PARALLEL, *arguments, **options)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build and check what is released; import the wheel where nothing but langchain-core is installed."""
+    folder = Path(session.create_tmp(), "dist")
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(sys.executable, str(ROOT / "tools" / "dist.py"), str(folder), external=True)
+    session.install(str(next(folder.glob("*.whl"))))
+    session.run("uv", "pip", "check", external=True)
+    session.run("python", "-I", "-W", "error", str(ROOT / "tools" / "extras.py"))
+
+
+@nox.session
+@nox.parametrize("extra", [extra for extra in EXTRAS if extra != "all"] + TOGETHER)
+def extras(session: nox.Session, extra: str) -> None:
+    """Install one extra alone, and use it."""
+    session.install(f"{built(session)}[{extra}]")
+    session.run("uv", "pip", "check", external=True)
+    with local_mongodb() if extra == "mongodb" else nullcontext() as server:
+        session.chdir(session.create_tmp())
+        uri = server.uri if server else ""
+        session.run("python", "-I", str(ROOT / "tools" / "extras.py"), extra, env={"MEMKIT_MONGODB": uri})
+
+
+@nox.session
+def floor(session: nox.Session) -> None:
+    """Run the unit tests on the oldest supported dependencies."""
+    session.install(f"{built(session)}[all]", "--group", "floor", "--compile-bytecode")
+    tests_alone(session, "suites")
+    pytest(session, "tests/unit_tests")
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run code of others and the unit tests on the newest LangChain, the latter without what version 2.0 removes.
+
+    The newest langchain-core, langchain and langgraph are chosen first, whatever else would hold them back.
+    langchain-core asks for a certifi of its own week, which not every package index has.
+    """
+    tmp = Path(session.create_tmp())
+    (tmp / "override").write_text("certifi>=2025\n")
+    override = ("--override", str(tmp / "override"))
+    session.install(*override, "langchain-core", "langchain", "langgraph")
+    installed = str(session.run("uv", "pip", "freeze", silent=True, external=True)).splitlines()
+    chosen = [line for line in installed if line.partition("==")[0] in ("langchain", "langchain-core", "langgraph")]
+    (tmp / "newest").write_text("\n".join(chosen))
+    session.install(*override, "--constraint", str(tmp / "newest"), f"{built(session)}[all]", "--group", "test")
+    session.log("with %s", " ".join(chosen))
+    tests_alone(session, "suites", "openssl11")
+    pytest(session, "tests/strangers", "tests/unit_tests/suites")
+    pytest(session, *UNIT_TESTS, *RETIRED)
+    core = "import langchain_core, pathlib; print(pathlib.Path(langchain_core.__file__).parent)"
+    for name in ("chat_history.py", "runnables/history.py"):
+        Path(str(session.run("python", "-I", "-c", core, silent=True)).strip(), name).unlink()
+    pytest(session, *UNIT_TESTS, "-m", "not needs_retired_classes")
+    # A marked test that passes without them is marked wrongly.
+    command = ("python", "-m", "pytest", "-q", "-rN", "--tb=no", *UNIT_TESTS, *RETIRED)
+    last = str(session.run(*command, silent=True, success_codes=[1])).splitlines()[-1]
+    if " passed" in last:
+        session.error(f"these tests need nothing that was removed: {last}")
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """Run the unit tests on a supported Python."""
+    session.install(f"{built(session)}[all]", "--group", "test", "--compile-bytecode")
+    tests_alone(session, "suites")
+    pytest(session, "tests/unit_tests")
