@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from langchain_memkit import MessageHistoryMiddleware
+from langchain_memkit import MessageHistoryMiddleware, SQLiteChatMessageHistory
 
 
 @tool
@@ -167,3 +168,64 @@ def test_run_between_two_steps(histories: Any, history: Any) -> None:
         slow.go_on.set()
         first.result()
     assert_whole(history.messages, 2)
+
+
+class TwoStops(AgentMiddleware[Any, Any, Any]):
+    """Stops the run that answers "second": after its model, and again before it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered, self.checkpointed = threading.Event(), threading.Event()
+        self.go_on, self.end = threading.Event(), threading.Event()
+
+    def after_model(self, state: Any, runtime: Any) -> None:
+        """After a call."""
+        if state["messages"][-1].text == "second":
+            self.answered.set()
+            assert self.go_on.wait(10)
+
+    def after_agent(self, state: Any, runtime: Any) -> None:
+        """After the last call, before the turn is stored."""
+        if state["messages"][-1].text == "second":
+            self.checkpointed.set()
+            assert self.end.wait(10)
+
+
+def test_rest_of_a_run_that_stores_it_meanwhile(tmp_path: Path) -> None:
+    """A run that adds what another one has not stored yet meets that one's whole turn, which holds more."""
+    stops, first_asked, first_may_answer = TwoStops(), threading.Event(), threading.Event()
+
+    def first(messages: Any) -> str:
+        first_asked.set()
+        assert first_may_answer.wait(10)
+        return "first"
+
+    pending: list[Any] = []
+
+    class Overtaken(SQLiteChatMessageHistory):
+        """Lets the second run end just before the third one stores what it found of it in the state."""
+
+        def append_turn(self, messages: Any, **options: Any) -> int:
+            if [m.text for m in messages] == ["q1", "second"]:
+                stops.end.set()
+                pending[-1].result()
+            return super().append_turn(messages, **options)
+
+    with Overtaken.factory(tmp_path / "chat.db") as overtaken:
+        agent = create_agent(
+            Scripted(script=[first, "second"]),
+            [],
+            middleware=[MessageHistoryMiddleware(overtaken), stops],
+            checkpointer=InMemorySaver(),
+        )
+        with ThreadPoolExecutor(2) as pool:
+            pending.append(pool.submit(agent.invoke, asking("q0"), CONFIG))
+            assert first_asked.wait(10)
+            pending.append(pool.submit(agent.invoke, asking("q1"), CONFIG))
+            assert stops.answered.wait(10)
+            first_may_answer.set()
+            pending[0].result()
+            stops.go_on.set()
+            assert stops.checkpointed.wait(10)
+            agent.invoke(asking("q2"), CONFIG)
+        assert rows(overtaken("s1", "u1")) == [["q0", "first"], ["q0", "q1", "second"], ["q2", "ok 3"]]
