@@ -2,9 +2,8 @@
 
 To test a history of your own, subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if it has only
 LangChain's methods) and give it a `make_history` fixture; pytest runs every case in both call styles.
-`HistoryPropertiesContract` tests it with random input. `KeyValueStoreContract` does the same for key-value stores, with
-a `make_store` fixture, and `MemoryContract` for memories, with `make_memory`. `RecallContract` runs `VectorMemory` over
-a vector store, with a `store` fixture; `VectorStoreContract` tests one that implements memkit's own interface.
+`KeyValueStoreContract` does the same for key-value stores and `VectorStoreContract` for vector stores with memkit's own
+interface, with a `make_store` fixture, and `MemoryContract` for memories, with `make_memory`.
 """
 
 from __future__ import annotations
@@ -20,30 +19,24 @@ if TYPE_CHECKING:
     from langchain_memkit.testing.key_value import KeyValueStoreContract
     from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
     from langchain_memkit.testing.memories import MemoryContract
-    from langchain_memkit.testing.properties import HistoryPropertiesContract
-    from langchain_memkit.testing.recall import RecallContract
     from langchain_memkit.testing.vectors import VectorStoreContract
 
 __all__ = [
     "ChatMessageHistoryContract",
     "FakeChatModel",
     "FrozenClock",
-    "HistoryPropertiesContract",
     "KeyValueStoreContract",
     "LangChainHistoryContract",
     "MemoryContract",
-    "RecallContract",
     "VectorStoreContract",
 ]
 
 # Loaded on first use, since they need pytest, which a program that uses only the fakes may not have.
 _LAZY = {
     "ChatMessageHistoryContract": f"{__name__}.histories",
-    "HistoryPropertiesContract": f"{__name__}.properties",
     "KeyValueStoreContract": f"{__name__}.key_value",
     "LangChainHistoryContract": f"{__name__}.langchain_histories",
     "MemoryContract": f"{__name__}.memories",
-    "RecallContract": f"{__name__}.recall",
     "VectorStoreContract": f"{__name__}.vectors",
 }
 

@@ -1,4 +1,4 @@
-"""Contract for memkit's key-value stores. The list of cases is the specification. Needs hypothesis.
+"""Contract for memkit's key-value stores. The list of cases is the specification.
 
 Example:
     ```python
@@ -17,17 +17,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from langchain_memkit.base import user_prefix
-from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
+from langchain_memkit.errors import MessageEncodeError
 from langchain_memkit.testing._styles import BothStyles, Call
-from langchain_memkit.testing.properties import SETTINGS, keys, values
 
 __all__ = ["KeyValueStoreContract"]
 
@@ -50,12 +46,6 @@ NESTINGS: dict[str, Wrap] = {
     "tuple": lambda value: {"d": (value,)},
     "document": lambda value: Document("text", metadata={"d": value}),
 }
-operations = st.lists(
-    st.tuples(st.just("mset"), st.lists(st.tuples(st.sampled_from(EDGES), st.fixed_dictionaries({"n": st.integers()}))))
-    | st.tuples(st.sampled_from(["mdelete", "mget"]), st.lists(st.sampled_from(EDGES)))
-    | st.tuples(st.just("yield_keys"), st.sampled_from(["", "a", "c", *EDGES])),
-    max_size=12,
-)
 DOCUMENTS = [
     Document("Nemo is a fish. 🐠\x00\ud83d", id="1", metadata={"n": 1, "at": VALUE["at"], "a.b": {"$gt": (1, b"2")}}),
     Document("", metadata={}),
@@ -193,46 +183,3 @@ class KeyValueStoreContract(BothStyles):
         assert store.mget([f"{w}/{i}" for w in range(4) for i in range(20)]) == [{"n": i} for i in range(20)] * 4
         (shared,) = store.mget(["shared"])
         assert shared["b"] == [shared["a"]] * 50
-
-    def test_what_is_accepted_comes_back_equal(self, make_store: MakeStore) -> None:
-        """300 random values: equal on return, or refused with nothing stored."""
-        store, accepted = make_store(), 0
-
-        @settings(SETTINGS, max_examples=300)
-        @given(st.dictionaries(keys, values, max_size=3))
-        def check(value: dict[object, object]) -> None:
-            nonlocal accepted
-            key = str(uuid4())
-            try:
-                store.mset([(key, value)])
-            except HistoryWriteError:
-                assert store.mget([key]) == [None]
-                return
-            accepted += 1
-            assert store.mget([key]) == [value]
-
-        check()
-        assert accepted > 150, "most of what was tried should be storable"
-
-    def test_behaves_like_a_dict(self, make_store: MakeStore, call: Call) -> None:
-        """After random operations the store holds the same as a dict."""
-        store = make_store()
-
-        @settings(SETTINGS, max_examples=60)
-        @given(operations)
-        def check(steps: list[tuple[str, Any]]) -> None:
-            call(store, "mdelete", EDGES)
-            model: dict[str, object] = {}
-            for name, argument in steps:
-                listing = name == "yield_keys"
-                got = call(store, name, prefix=argument) if listing else call(store, name, argument)
-                if name == "mset":
-                    model.update(argument)
-                elif name == "mdelete":
-                    model = {key: value for key, value in model.items() if key not in argument}
-                elif name == "mget":
-                    assert got == [model.get(key) for key in argument]
-                else:
-                    assert got == sorted(key for key in model if key.startswith(argument))
-
-        check()

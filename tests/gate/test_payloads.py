@@ -24,7 +24,7 @@ from langchain_core.messages import (
 )
 
 from langchain_memkit.errors import MessageEncodeError
-from langchain_memkit.testing.properties import messages
+from testkit.properties import messages
 
 EXAMPLES = 500
 AT_ONCE = 8  # batches on their way to a store, which waits for its disk and the other nodes

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from langchain_memkit.base import apurge_user, purge_user
-from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
-from langchain_memkit.testing.key_value import KeyValueStoreContract, MakeStore
+from langchain_memkit.testing.key_value import EDGES, KeyValueStoreContract, MakeStore
+from testkit.properties import SETTINGS, keys, values
 
 HOSTILE_KEYS = [{"$ne": None}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
 BAD_KEYS = ["", "a\x00b", "\ud800", "x" * 4097, "é" * 2049]
+
+operations = st.lists(
+    st.tuples(st.just("mset"), st.lists(st.tuples(st.sampled_from(EDGES), st.fixed_dictionaries({"n": st.integers()}))))
+    | st.tuples(st.sampled_from(["mdelete", "mget"]), st.lists(st.sampled_from(EDGES)))
+    | st.tuples(st.just("yield_keys"), st.sampled_from(["", "a", "c", *EDGES])),
+    max_size=12,
+)
 
 
 class KeyValueStoreCases(KeyValueStoreContract):
@@ -86,3 +97,46 @@ class KeyValueStoreCases(KeyValueStoreContract):
         store.mset([("u1/a", {}), ("u2/a", {})])
         assert purge_user("u1", store) == [{"keys": 1}]
         assert asyncio.run(apurge_user("u2", store)) == [{"keys": 1}]
+
+    def test_what_is_accepted_comes_back_equal(self, make_store: MakeStore) -> None:
+        """300 random values: equal on return, or refused with nothing stored."""
+        store, accepted = make_store(), 0
+
+        @settings(SETTINGS, max_examples=300)
+        @given(st.dictionaries(keys, values, max_size=3))
+        def check(value: dict[object, object]) -> None:
+            nonlocal accepted
+            key = str(uuid4())
+            try:
+                store.mset([(key, value)])
+            except HistoryWriteError:
+                assert store.mget([key]) == [None]
+                return
+            accepted += 1
+            assert store.mget([key]) == [value]
+
+        check()
+        assert accepted > 150, "most of what was tried should be storable"
+
+    def test_behaves_like_a_dict(self, make_store: MakeStore, call: Call) -> None:
+        """After random operations the store holds the same as a dict."""
+        store = make_store()
+
+        @settings(SETTINGS, max_examples=60)
+        @given(operations)
+        def check(steps: list[tuple[str, Any]]) -> None:
+            call(store, "mdelete", EDGES)
+            model: dict[str, object] = {}
+            for name, argument in steps:
+                listing = name == "yield_keys"
+                got = call(store, name, prefix=argument) if listing else call(store, name, argument)
+                if name == "mset":
+                    model.update(argument)
+                elif name == "mdelete":
+                    model = {key: value for key, value in model.items() if key not in argument}
+                elif name == "mget":
+                    assert got == [model.get(key) for key in argument]
+                else:
+                    assert got == sorted(key for key in model if key.startswith(argument))
+
+        check()

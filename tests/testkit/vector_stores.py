@@ -29,7 +29,6 @@ from langchain_memkit.errors import (
 )
 from langchain_memkit.stores.vectors import RecordVectorStore as Store
 from langchain_memkit.testing._styles import Call
-from langchain_memkit.testing.properties import SETTINGS, metadata, texts
 from langchain_memkit.testing.vectors import (
     AT,
     EMBEDDING,
@@ -40,6 +39,7 @@ from langchain_memkit.testing.vectors import (
     facts,
     record,
 )
+from testkit.properties import SETTINGS, metadata, texts
 
 HOSTILE_IDS = [{"$ne": 1}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513]

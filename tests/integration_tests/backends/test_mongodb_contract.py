@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.testing import HistoryPropertiesContract
 from testkit.histories import HistoryCases
+from testkit.properties import HistoryPropertiesContract
 
 
 class TestDropIn(HistoryCases):

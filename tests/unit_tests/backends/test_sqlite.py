@@ -9,8 +9,8 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.testing import HistoryPropertiesContract
 from testkit.histories import HistoryCases
+from testkit.properties import HistoryPropertiesContract
 
 
 class TestFile(HistoryCases):

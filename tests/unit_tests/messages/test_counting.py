@@ -37,7 +37,7 @@ from langchain_memkit.messages.tokens import (
     resolve_counter,
 )
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing.properties import messages
+from testkit.properties import messages
 
 TURN = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
 CALL = {"name": "weather", "args": {"city": "Perth"}, "id": "call_1"}

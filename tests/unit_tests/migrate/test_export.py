@@ -25,7 +25,7 @@ from langchain_memkit.errors import ConfigurationError, HistoryReadError, Histor
 from langchain_memkit.migrate import aexport_history, aimport_history, export_history, import_history, migrate
 from langchain_memkit.migrate.jsonl import open_for_writing
 from langchain_memkit.testing.langchain_histories import exchange, one_of_each
-from langchain_memkit.testing.properties import SETTINGS, messages
+from testkit.properties import SETTINGS, messages
 
 WHEN = datetime(2025, 5, 5, 12, 30, 1, 250_000, tzinfo=UTC)
 
