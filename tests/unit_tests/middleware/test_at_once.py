@@ -221,11 +221,13 @@ def test_rest_of_a_run_that_stores_it_meanwhile(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
             pending.append(pool.submit(agent.invoke, asking("q0"), CONFIG))
             assert first_asked.wait(10)
-            pending.append(pool.submit(agent.invoke, asking("q1"), CONFIG))
+            # Its checkpoints are written before its next step, so that the third run finds what it said.
+            pending.append(pool.submit(agent.invoke, asking("q1"), CONFIG, durability="sync"))
             assert stops.answered.wait(10)
             first_may_answer.set()
             pending[0].result()
             stops.go_on.set()
             assert stops.checkpointed.wait(10)
             agent.invoke(asking("q2"), CONFIG)
+            pending[1].result()
         assert rows(overtaken("s1", "u1")) == [["q0", "first"], ["q0", "q1", "second"], ["q2", "ok 3"]]
