@@ -72,7 +72,8 @@ class Dialogue:
     user: str
     turns: tuple[Turn, ...]
     questions: tuple[Question, ...]
-    unanswerable: tuple[str, ...] = ()  # questions that nothing in it answers
+    unanswerable: tuple[str, ...] = ()  # questions about what is not spoken of
+    near_misses: tuple[str, ...] = ()  # questions about the speakers that nothing in it answers
 
     @property
     def speakers(self) -> list[str]:
@@ -118,6 +119,10 @@ class RecallSet:
     times; `neighbour` for a message beside the one that the question describes; `session` for a detail whose subject is
     named elsewhere in its session; several messages answer `multi`; `long` is answered by a sentence of a long message;
     `repeated` has words of a request that is made every week.
+
+    Two lists hold what the conversation does not answer. The subject of an `unanswerable` question is not spoken of at
+    all: a memory has nothing to say. A near miss asks for one unknown thing of a speaker ("What is the name of Nora's
+    yacht?"), in words that could as well be a paraphrase of something said; records about Nora are no wrong answer.
     """
 
     dialogues: tuple[Dialogue, ...]
@@ -138,7 +143,8 @@ def recall_set() -> RecallSet:
             Question(each["text"], frozenset(each["evidence"]), 4, each.get("quote", ""), each["kind"])
             for each in entry["questions"]
         )
-        dialogues.append(Dialogue(entry["name"], entry["user"], turns, questions, tuple(entry["unanswerable"])))
+        without = (tuple(entry[name]) for name in ("unanswerable", "near misses"))
+        dialogues.append(Dialogue(entry["name"], entry["user"], turns, questions, *without))
     return RecallSet(tuple(dialogues), tuple(read["prompts"]["everyday"]), tuple(read["prompts"]["small talk"]))
 
 

@@ -9,8 +9,9 @@ none (words only); `--embeddings minilm` adds MiniLM. Then every question is ask
 in the best records that fit into 512 tokens of o200k_base, `R@1,024` likewise. `make recall` holds these figures above
 `FLOORS`, which lie .02 below what was measured, and shows that each part of the ranking keeps a row above its floor.
 
-Silence: the tokens of a note for everyday prompts (texts/everyday.txt), for questions of other conversations and for
-those that nothing answers, and the share of the evidence in the notes without a floor that is not in those with it.
+Silence: the tokens of a note for everyday prompts (texts/everyday.txt), for questions of other conversations, for those
+about what is not spoken of and for near misses; and the share of the evidence in the notes without a floor that is not
+in those with it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ METRICS = {"R@512": "recall within 512", "R@1,024": "recall within 1,024"}
 ENOUGH = 1_024  # tokens of records that are looked at
 NOTE_TOKENS = 1_000  # the default of `max_tokens`
 OTHERS = 30  # questions of each other conversation, for silence
+PROMPTS = {"everyday": 115, "others": 125, "unanswerable": 60}  # of 300 that a memory cannot help
 Row = dict[str, float]
 Table = dict[str, Row]  # by kind of question
 
@@ -372,19 +374,27 @@ def show_ablations(dialogues: Sequence[Dialogue]) -> None:
 
 
 def silence(systems: Sequence[Kept]) -> str:
-    """The evidence that the floor of `VectorMemory` costs, and mean tokens for each kind of prompt."""
+    """The evidence that the floor of `VectorMemory` costs, and mean tokens for each kind of prompt.
+
+    `prompts` are 300 for each conversation with a list of unanswerable questions: the everyday ones, others' questions
+    and the unanswerable, weighted as 115, 125 and 60 where there are more or fewer.
+    """
     prompts = (TEXTS / "everyday.txt").read_text(encoding="utf-8").splitlines()
     chance = random.Random(0)
-    sizes: dict[str, list[int]] = {"everyday": [], "others": [], "unanswerable": []}
+    sizes: dict[str, list[int]] = {name: [] for name in (*PROMPTS, "near misses")}
     for system in systems:
         asked = [other.dialogue.questions for other in systems if other is not system]
         others = [question.text for some in asked for question in chance.sample(some, min(OTHERS, len(some)))]
-        for kind, texts in zip(sizes, (prompts, others, system.dialogue.unanswerable), strict=True):
+        of = system.dialogue
+        for kind, texts in zip(sizes, (prompts, others, of.unanswerable, of.near_misses), strict=True):
             sizes[kind] += [system.noted(text) for text in texts]
     pairs = [(system, question) for system in systems for question in system.dialogue.questions]
     with_floor, without = (sum(system.shown(q, floor=floor) for system, q in pairs) for floor in (True, False))
-    told = ", ".join(f"{kind} {np.mean(some):.0f} tokens" for kind, some in sizes.items() if some)
-    return f"{1 - with_floor / without:.2%} of the evidence lost; {told}"
+    means = {kind: float(np.mean(some)) for kind, some in sizes.items() if some}
+    counted = {kind: number for kind, number in PROMPTS.items() if kind in means}
+    mean = sum(means[kind] * number for kind, number in counted.items()) / sum(counted.values())
+    told = ", ".join(f"{kind} {tokens:.0f}" for kind, tokens in means.items())
+    return f"{1 - with_floor / without:.2%} of the evidence lost; tokens: {told}; mean of prompts {mean:.0f}"
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ import pytest
 from benchmarks.dialogues import RECALL_SET, RecallSet
 from benchmarks.recall_floors import ABLATIONS, FLOORS, WORDS_ONLY, Kept, lines, measured, missed
 from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking.relevance import OWN
 
 LARGEST = 1_000_000  # bytes
-UNANSWERABLE, EVERYDAY = 700, 110  # tokens for what nothing answers, the mean
+SHOWN = {"unanswerable": 50, "everyday": 75, "near misses": 700}  # tokens for what nothing answers, the mean
 LOST = 0.02  # of the evidence, by the floor
 KINDS = {"date", "exact", "long", "multi", "name", "neighbour", "paraphrase", "repeated", "role", "session", "speaker"}
 OFF = {"recency", "importance"}  # weights that are 0 unless an app asks for them
@@ -28,18 +29,22 @@ def test_the_set_is_small() -> None:
 
 
 def test_the_set_asks_each_kind_of_question_often_enough(conversations: RecallSet) -> None:
-    """At least 300 questions with evidence of each kind, 60 without, and prompts that no conversation helps with."""
+    """At least 300 questions with evidence of each kind, 60 without of either kind, and prompts that none helps with."""
     kinds = Counter(question.kind for one in conversations.dialogues for question in one.questions)
     assert set(kinds) == KINDS
     assert min(kinds.values()) >= 8
     assert sum(kinds.values()) >= 300
     assert sum(len(one.unanswerable) for one in conversations.dialogues) >= 60
+    assert sum(len(one.near_misses) for one in conversations.dialogues) >= 60
     assert len(conversations.everyday) >= 40
     for one in conversations.dialogues:
         texts = {turn.id: turn.text for turn in one.turns}
         assert len(texts) == len(one.turns)
-        asked = [question.text for question in one.questions] + list(one.unanswerable)
+        asked = [question.text for question in one.questions] + [*one.unanswerable, *one.near_misses]
         assert len(set(asked)) == len(asked)
+        for text in one.unanswerable:  # near misses name a speaker or mean the user, these do not
+            assert not OWN.search(text)
+            assert not any(speaker in text for speaker in one.speakers if speaker[0].isupper())
         for question in one.questions:
             assert question.evidence
             assert all(question.quote in texts[turn] for turn in question.evidence)
@@ -57,11 +62,15 @@ def test_every_kind_of_question_is_above_its_floor(embedder: str, saved: Saved) 
 @pytest.mark.parametrize("embedder", ["wordllama", WORDS_ONLY])
 def test_what_nothing_answers_shows_little(embedder: str, saved: Saved, conversations: RecallSet) -> None:
     """The mean of tokens that `load` shows for what nothing answers, and without a floor; nothing for a thank-you."""
-    for kind, most in (("unanswerable", UNANSWERABLE), ("everyday", EVERYDAY)):
+    for kind, most in SHOWN.items():
         asked = [
             (system, prompt)
             for system in saved(embedder)
-            for prompt in (system.dialogue.unanswerable if kind == "unanswerable" else conversations.everyday)
+            for prompt in {
+                "unanswerable": system.dialogue.unanswerable,
+                "everyday": conversations.everyday,
+                "near misses": system.dialogue.near_misses,
+            }[kind]
         ]
         with_floor, without = (mean(system.noted(prompt, floor=f) for system, prompt in asked) for f in (True, False))
         print(f"\n{embedder}: {kind} {with_floor:.0f} tokens, without a floor {without:.0f}")
