@@ -223,8 +223,8 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             k: The greatest number of documents returned.
             pre_filter: Conditions on the metadata in MongoDB's query language, as langchain-mongodb takes them:
                 `{"user_id": "u1", "page": {"$gte": 2}}`. The operators are `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`,
-                `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or` and `$nor`. They are evaluated in this process, on the
-                stored metadata, and `user_id` must name one user.
+                `$in`, `$nin`, `$and` and `$or`, on names without dots. They are evaluated in this process, on what is
+                stored, and `user_id` must name one user.
             **kwargs: `filter`, instead of `pre_filter`: a dict that the metadata must be equal to, `{"user_id": ...,
                 "session_id": ...}` and other keys. Without a `user_id` in either, only unowned documents are found.
                 `include_scores=True` puts the score into each document's metadata as `score`,
