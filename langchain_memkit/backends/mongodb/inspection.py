@@ -14,7 +14,7 @@ from pymongo.errors import PyMongoError
 
 from langchain_memkit.backends.mongodb import documents, vector_documents
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
-from langchain_memkit.backends.mongodb.commands import CODEC, text_of
+from langchain_memkit.backends.mongodb.commands import CODEC, missing_indexes, text_of
 from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.backends.mongodb.layouts import qa_index_models
 from langchain_memkit.base import user_prefix
@@ -22,7 +22,6 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 from langchain_memkit.stores.key_value import range_of
 
 SAMPLE = 20  # documents read from either end of a collection
-DETAILS = ("unique", "partialFilterExpression", "expireAfterSeconds")
 BY_FIELDS = {
     "turns": {"seq", "epoch", "op", "session_id"},
     "qa": {"question", "chatId"},
@@ -37,25 +36,12 @@ Older: TypeAlias = Callable[[str], Iterator[tuple[object, object, list[tuple[obj
 """Reads the checkpoints before one: type, checkpoint, and type and value of each write to a channel that followed."""
 
 
-class IndexFault(NamedTuple):
-    """An index that is missing or has the wrong options."""
-
-    model: IndexModel
-    state: str  # "missing" or "wrong"
-    has_name: bool  # whether an index of this name is there
-
-    @property
-    def name(self) -> str:
-        """The index's name."""
-        return str(self.model.document["name"])
-
-
 class CollectionFacts(NamedTuple):
     """The findings on a collection. Kinds are turns, langchain-mongodb, qa, vectors, key_value and langgraph."""
 
     kinds: frozenset[str]
     size: int
-    faults: list[IndexFault]
+    missing: list[IndexModel]
 
 
 def describe_server(uri: str) -> str:
@@ -86,23 +72,20 @@ def inspect_database(
                 wanted = documents.index_models(keys[0], {}) if kinds & {"turns", "langchain-mongodb"} else []
                 wanted += qa_index_models(user_id_key, None) if "qa" in kinds else []
                 wanted += vector_documents.index_models() if "vectors" in kinds else []
-                faults = [fault for model in wanted if (fault := _fault(model, present))]
-                found[name] = CollectionFacts(kinds, collection.estimated_document_count(), faults)
+                size = collection.estimated_document_count()
+                found[name] = CollectionFacts(kinds, size, missing_indexes(wanted, present))
     return found
 
 
-def build_indexes(uri: str, database: str, name: str, faults: list[IndexFault]) -> None:
-    """Drop our indexes that are wrong, and build all that are missing, however long that takes."""
+def build_indexes(uri: str, database: str, name: str, models: list[IndexModel]) -> None:
+    """Build indexes, however long that takes."""
     clients = Clients(uri, None, None)
-    collection = clients.sync()[database][name]
     try:
         with driver_errors():
-            for fault in faults:
-                if fault.has_name:
-                    collection.drop_index(fault.name)
-            collection.create_indexes([fault.model for fault in faults])
+            clients.sync()[database][name].create_indexes(models)
     except PyMongoError as error:
         msg = f"{clients.hosts} did not build the indexes of {database}.{name}: {text_of(error)}"
+        msg += ". If another index has one of their names, drop that first."
         raise HistoryWriteError(msg) from error
 
 
@@ -143,20 +126,6 @@ def _kinds(
         else:
             kinds |= set([kind for kind, fields in fields_of.items() if fields <= document.keys()][:1])
     return frozenset(kinds)
-
-
-def _fault(model: IndexModel, present: BsonDict) -> IndexFault | None:
-    """Return the fault of an index, if any; compares keys, since users rename indexes and build them by hand."""
-    wanted = model.document
-    keys, options = list(wanted["key"].items()), {name: wanted.get(name) or None for name in DETAILS}
-    same = [index for index in present.values() if [tuple(pair) for pair in index["key"]] == keys]
-    has_name = wanted["name"] in present
-    # An index with the same keys, but not unique, not partial or without expiry, does not do the work.
-    if any(options == {name: index.get(name) or None for name in DETAILS} for index in same):
-        return None
-    if same and not has_name and not any(options.values()):
-        return None
-    return IndexFault(model, "wrong" if same or has_name else "missing", has_name)
 
 
 def checkpoints_in(
