@@ -147,7 +147,8 @@ def _test_of(field: str, operator: str, wanted: object) -> Matches:
         wanted = [wanted]
     elif not isinstance(wanted, (list, tuple)):
         _refuse(f"needs a list after {operator}")
-    options, holds, negated = [*map(_typed, wanted)], COMPARED.get(operator, eq), operator in ("$ne", "$nin")
+    options, negated = [*map(_typed, wanted)], operator in ("$ne", "$nin")
+    holds: Callable[[Any, Any], bool] = COMPARED.get(operator, eq)
 
     def test(known: Filter) -> bool:
         value = known.get(field)

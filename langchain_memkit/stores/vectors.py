@@ -22,6 +22,7 @@ from langchain_memkit.stores.vector_records import (
     check_whole,
 )
 from langchain_memkit.stores.vector_rows import (
+    RecordWrite,
     SessionSnapshot,
     StoredDocument,
     Vector,
@@ -381,7 +382,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             # one write per user, since the version that caches are checked against is a user's
             for user in dict.fromkeys(row.user_id for row in part):
                 mine = [i for i, row in enumerate(part) if row.user_id == user]
-                await self.records.store(user, [part[i] for i in mine], [vectors[i] for i in mine])
+                await self.records.store(user, RecordWrite([part[i] for i in mine]), [vectors[i] for i in mine])
         return names
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:

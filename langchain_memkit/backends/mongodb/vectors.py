@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, ClassVar
@@ -31,12 +31,14 @@ from langchain_memkit.stores.vector_rows import (
     Mark,
     NewRecord,
     ReadUpTo,
+    RecordWrite,
     SessionSnapshot,
     SessionState,
     StoredDocument,
     UserChanges,
     Vector,
     VectorBackend,
+    WantedRecords,
     WriteResult,
     check_expected,
     readable_documents,
@@ -145,7 +147,12 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
         ]
 
-    async def probe(self) -> bytes | None:
+    async def probe(self, new: bytes | None = None) -> bytes | None:
+        if new is not None:
+            await self._ready()
+            document = {"_id": docs.PROBE_ID, "user_id": "", "session_id": "", "probe": docs.binary(new)}
+            with suppress(DuplicateKey):
+                await self.sent(lambda c: c.insert_one(document))
         found = await self.find({"_id": {"$eq": docs.PROBE_ID}}, ["probe"])
         return docs.vector_of({"vector": found[0].get("probe")}) if found else None
 
@@ -200,14 +207,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- writing
 
-    async def begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str],
-        ids: Sequence[str],
-        messages: Collection[str] | None,
-    ) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+        digests, ids, messages = wanted
         most = 1 + len(ids) + SAME * len(digests)
         query = docs.begin_filter(user_id, session_id, digests, ids)
         found = await self._found(query, docs.ON_BEGIN, limit=most)
@@ -254,20 +255,13 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 )
                 return str(document["generation"])
 
-    async def write(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        delete: Sequence[str],
-        place: tuple[str, str] | None,
-        expected: Mapping[str, str],
-        state: int | None,
-    ) -> WriteResult | None:
+    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
         """Store records and delete others; None if the session was forgotten since, and nothing stays stored.
 
         With a `state` and nothing to replace, the records are only added, and only to an unchanged session.
         """
         await self._ready()
+        rows, delete, place, expected, state = given
         session_id, generation = place or ("", None)
         session = SessionWrite(user_id, session_id, generation, docs.random_increment())
         if place is None:
@@ -396,13 +390,6 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 if (other.get("user_id"), other.get("session_id")) != (user_id, sessions[other["_id"]]):
                     msg = f"id {other['_id']!r:.80} belongs to a document of another session or user. {state}."
                     raise HistoryConflictError(msg)
-
-    async def keep_probe(self, probe: bytes) -> bytes:
-        await self._ready()
-        document = {"_id": docs.PROBE_ID, "user_id": "", "session_id": "", "probe": docs.binary(probe)}
-        with suppress(DuplicateKey):
-            await self.sent(lambda c: c.insert_one(document))
-        return await self.probe() or b""
 
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         query = records_filter(user_id, **with_ids(user_id, ids))
