@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import partial
 from itertools import chain
@@ -26,18 +26,18 @@ LISTS = (list, tuple, set, frozenset)
 
 
 class SearchScope(NamedTuple):
-    """The scope of a search: one user, perhaps one session, and a test of the metadata (None: no test)."""
+    """The scope of a search: one user, perhaps one session, and tests that the metadata has to pass."""
 
     user_id: str
     session_id: str | None
-    matches: Matches | None
+    tests: Sequence[Matches]
 
     def takes(self, stored: StoredDocument) -> bool:
         """Return whether a document is in scope."""
         return (
             stored.user_id == self.user_id
             and (self.session_id is None or stored.session_id == self.session_id)
-            and (self.matches is None or self.matches(stored.document.metadata))
+            and all(test(stored.document.metadata) for test in self.tests)
         )
 
 
@@ -85,7 +85,7 @@ def _equal_to(wanted: Filter) -> SearchScope:
     def matches(known: Filter) -> bool:
         return all(name in known and known[name] == value for name, value in others.items())
 
-    return SearchScope(user, session, matches if others else None)
+    return SearchScope(user, session, [matches] if others else [])
 
 
 def _meeting(pre_filter: Filter) -> SearchScope:
@@ -94,7 +94,7 @@ def _meeting(pre_filter: Filter) -> SearchScope:
     tests = _tests_of(pre_filter, users)
     if len(users) > 1:
         _refuse("finds the documents of one user, and names several")
-    return SearchScope(users.pop() if users else NOBODY, None, partial(_meets, tests) if tests else None)
+    return SearchScope(users.pop() if users else NOBODY, None, tests)
 
 
 # MongoDB's query language: a list matches if one of its elements does, numbers are compared with numbers and texts
@@ -128,12 +128,8 @@ def _tests_of(query: object, users: set[str] | None) -> list[Matches]:
     return tests
 
 
-def _meets(tests: Iterable[Matches], known: Filter) -> bool:
-    return all(test(known) for test in tests)
-
-
 def _meets_any(parts: Iterable[Iterable[Matches]], known: Filter) -> bool:
-    return any(_meets(tests, known) for tests in parts)
+    return any(all(test(known) for test in tests) for tests in parts)
 
 
 def _test_of(field: str, operator: str, wanted: object) -> Matches:

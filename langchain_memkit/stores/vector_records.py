@@ -150,7 +150,7 @@ def check_whole(value: int, name: str, least: int = 0) -> int:
     """Validate a count or a limit, and return it."""
     if not isinstance(value, int) or value < least:  # type: ignore[redundant-expr]  # a float would pass the comparison
         msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
-        raise ValueError(msg)
+        raise ConfigurationError(msg)
     return value
 
 
@@ -263,16 +263,14 @@ class VectorRecords:
     ) -> bool:
         """Store records of a session and delete others."""
         user, session = check_id(user_id, "user_id"), check_id(session_id, "session_id")
-        place, gone, wanted = (session, check_id(generation, "generation")), check_ids(delete), check_ids(expected)
-        for digest in expected.values():
-            check_id(digest, "digest")
+        place, gone = (session, check_id(generation, "generation")), check_ids(delete)
+        check_ids([*expected, *expected.values()])
         if len(documents) != len(vectors):
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
         long = sum(len(document.page_content) for document in documents) > SHORT
         rows = await cpu_bound(lambda: [record_row(d, user, session) for d in documents], long=long)
-        given = RecordWrite(rows, gone, place, {name: expected[name] for name in wanted}, state)
-        return await self.store(user, given, vectors)
+        return await self.store(user, RecordWrite(rows, gone, place, expected, state), vectors)
 
     async def store(self, user_id: str, given: RecordWrite, vectors: Sequence[Any]) -> bool:
         """Store rows of a user with their vectors, each id once, delete others, and update the cache."""

@@ -16,11 +16,7 @@ from langchain_memkit.base import Now, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import unit_vectors
 from langchain_memkit.stores.vector_filters import Filter, SearchScope, scope_of
-from langchain_memkit.stores.vector_records import (
-    VectorMemoryStore,
-    VectorRecords,
-    check_whole,
-)
+from langchain_memkit.stores.vector_records import VectorMemoryStore, VectorRecords, check_whole
 from langchain_memkit.stores.vector_rows import (
     RecordWrite,
     SessionSnapshot,
@@ -47,14 +43,15 @@ class RecordVectorStore(ClosingMixin, VectorStore):
     """
 
     def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
-        try:
-            check_whole(cache_bytes, "cache_bytes")
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
+        check_whole(cache_bytes, "cache_bytes")
         self.records = VectorRecords(backend, embedding, cache_bytes, now)
         self._backend = backend
         self._embedder = self.records.embedder
         self._now = now
+
+    def __repr__(self) -> str:
+        """Show what the backend's `str` shows: the file, or hosts and collection; no credentials."""
+        return f"{type(self).__name__}({self._backend})"
 
     @classmethod
     def from_texts(
@@ -472,8 +469,6 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
 
 def _wanted(ids: list[str] | None, user_id: str | None, kwargs: Mapping[str, object]) -> tuple[str | None, list[str]]:
-    if user_id is not None:
-        check_id(user_id, "user_id")
     if ids is None or kwargs:
         msg = "delete needs a list of ids and nothing else; forget(user_id) deletes all of a user"
         raise TypeError(msg)

@@ -130,9 +130,12 @@ class Runner(StoreBackend, Generic[S]):
         self.clients = clients
         self.settings = settings
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         """Name hosts and collection only."""
-        return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
+        return f"{self.clients.hosts}, {'.'.join(self.settings.names)}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
 
     @property
     def place(self) -> object:

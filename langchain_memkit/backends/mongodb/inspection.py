@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -79,14 +79,9 @@ def inspect_database(
 
 def build_indexes(uri: str, database: str, name: str, models: list[IndexModel]) -> None:
     """Build indexes, however long that takes."""
-    clients = Clients(uri, None, None)
-    try:
-        with driver_errors():
-            clients.sync()[database][name].create_indexes(models)
-    except PyMongoError as error:
-        msg = f"{clients.hosts} did not build the indexes of {database}.{name}: {text_of(error)}"
-        msg += ". If another index has one of their names, drop that first."
-        raise HistoryWriteError(msg) from error
+    doing = f"build the indexes of {database}.{name} (drop another one that has the same name first) on"
+    with _server(uri, doing, None, HistoryWriteError) as client:
+        client[database][name].create_indexes(models)
 
 
 def count_records(uri: str, database: str, name: str, user_id: str) -> int:
@@ -96,18 +91,29 @@ def count_records(uri: str, database: str, name: str, user_id: str) -> int:
 
 
 @contextmanager
-def _server(uri: str) -> Iterator[MongoClient[BsonDict]]:
-    """Lend a client for some seconds; raise the driver's errors as `HistoryReadError`."""
+def _server(
+    uri: str,
+    doing: str = "read from",
+    seconds: float | None = FIRST_SECONDS,
+    error_type: type[HistoryReadError | HistoryWriteError] = HistoryReadError,
+) -> Iterator[MongoClient[BsonDict]]:
+    """Lend a client, for some seconds or (None) as long as it takes; raise the driver's errors as memkit's."""
     clients = Clients(uri, None, None)
-    client = clients.sync()
+    clients.hold()
     try:
-        with driver_errors(), pymongo.timeout(FIRST_SECONDS):
-            # A command that the driver does not retry, so that a wrong password is reported at once.
-            client.admin.command("ping")
+        # Without a limit no context of the driver is entered: it would go on in the caller of a generator.
+        with driver_errors(), pymongo.timeout(seconds) if seconds else nullcontext():
+            client = clients.sync()
+            with pymongo.timeout(FIRST_SECONDS):
+                # A command that the driver does not retry, so that a wrong password is reported at once.
+                client.admin.command("ping")
             yield client
     except PyMongoError as error:
-        msg = f"cannot read from {clients.hosts} within {FIRST_SECONDS:g} s: {text_of(error)}"
-        raise HistoryReadError(msg) from error
+        limit = f" within {seconds:g} s" if seconds else ""
+        msg = f"cannot {doing} {clients.hosts}{limit}: {text_of(error)}"
+        raise error_type(msg) from error
+    finally:
+        clients.release()
 
 
 def _kinds(
@@ -141,28 +147,17 @@ def checkpoints_in(
         {"$group": {"_id": "$thread_id", "newest": {"$max": "$checkpoint_id"}}},
         {"$sort": {"_id": 1}},
     ]
-    clients = Clients(uri, None, None)
-    clients.hold()
-    try:
-        server = clients.sync()[database]
+    with _server(uri, f"read {database}.{collection} from", None) as client:
         checkpoints, writes = (
-            server.get_collection(name, codec_options=CODEC) for name in (collection, writes_collection)
+            client[database].get_collection(name, codec_options=CODEC) for name in (collection, writes_collection)
         )
-        with driver_errors():
-            with pymongo.timeout(FIRST_SECONDS):
-                checkpoints.find_one({}, {"_id": 1})
-            with pymongo.timeout(SECONDS):
-                threads = list(checkpoints.aggregate(newest, allowDiskUse=True))
-            for thread in threads:
-                found = _checkpoint(checkpoints, thread["_id"], thread["newest"])
-                if found:  # a thread may have been deleted since the list was read
-                    older = partial(_older, checkpoints, writes, thread["_id"], found.get("parent_checkpoint_id"))
-                    yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata"), older
-    except PyMongoError as error:
-        msg = f"cannot read {database}.{collection} from {clients.hosts}: {text_of(error)}"
-        raise HistoryReadError(msg) from error
-    finally:
-        clients.release()
+        with pymongo.timeout(SECONDS):
+            threads = list(checkpoints.aggregate(newest, allowDiskUse=True))
+        for thread in threads:
+            found = _checkpoint(checkpoints, thread["_id"], thread["newest"])
+            if found:  # a thread may have been deleted since the list was read
+                older = partial(_older, checkpoints, writes, thread["_id"], found.get("parent_checkpoint_id"))
+                yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata"), older
 
 
 def _of_checkpoint(thread_id: object, checkpoint_id: object) -> BsonDict:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -161,22 +161,26 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
     async def has_search(self) -> bool:
         """Return whether the search index is ready; asks the server once."""
         if self._has_search is None:
-            try:
+            rows: list[BsonDict] = []
+            with suppress(ConfigurationError), self._searching():
                 rows = await self._search([{"$listSearchIndexes": {}}])
-            except HistoryReadError as error:
-                if not isinstance(error.__cause__, OperationFailure) or commands.is_transient(error.__cause__):
-                    raise
-                rows = []  # a server without search indexes does not know the stage
             self._has_search = any(row["name"] == docs.SEARCH_INDEX and row.get("queryable") is True for row in rows)
         return self._has_search
 
     async def build_search(self, dims: int) -> None:
         """Create the search index unless it exists; the server builds it in the background."""
         models = [docs.search_index_model(dims)]
-        try:
+        with self._searching():
             if docs.SEARCH_INDEX not in {row["name"] for row in await self._search([{"$listSearchIndexes": {}}])}:
                 with self.reading():
                     await self.command(lambda c: c.create_search_indexes(models), self.settings.save_timeout)
+        self._has_search = None
+
+    @contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Raise `ConfigurationError` where the server knows no search indexes."""
+        try:
+            yield
         except HistoryReadError as error:
             cause = error.__cause__
             if not isinstance(cause, OperationFailure) or commands.is_transient(cause):
@@ -184,7 +188,6 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             found = commands.text_of(cause)
             msg = f"{self.clients.hosts} has no search indexes: {found}. Leave out search_index=True."
             raise ConfigurationError(msg) from cause
-        self._has_search = None
 
     async def nearest(
         self, user_id: str, session_id: str | None, vector: Sequence[float], k: int
@@ -552,7 +555,6 @@ class MongoDBVectorStore(RecordVectorStore):
         self._records = _VectorDocuments(clients, place, now)
         super().__init__(self._records, embedding, cache_bytes, now)  # type: ignore[arg-type]  # it is checked there
         clients.hold()
-        self._name = f"{clients.hosts}, {database_name}.{collection_name}"
 
     @classmethod
     def from_connection_string(
@@ -592,10 +594,6 @@ class MongoDBVectorStore(RecordVectorStore):
         """The collection, with the guarantees pinned, for queries of your own."""
         return self._records.collection(self._records.clients.sync())
 
-    def __repr__(self) -> str:
-        """Name hosts and collection only."""
-        return f"{type(self).__name__}({self._name})"
-
     def setup(self, *, search_index: bool = False) -> None:
         """Build the indexes of the collection, however large it is.
 
@@ -621,7 +619,7 @@ class MongoDBVectorStore(RecordVectorStore):
 
     async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> Hits:
         """Search on the server if its index is ready and the scope has only filters that the index covers."""
-        if scope.matches or not await self._step(self._records.has_search):
+        if scope.tests or not await self._step(self._records.has_search):
             return await super()._nearest(vector, k, scope)
         found = await self._step(lambda: self._records.nearest(scope.user_id, scope.session_id, vector.tolist(), k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]

@@ -346,10 +346,5 @@ class SQLiteVectorStore(RecordVectorStore):
         file_mode: int = OWNER_ALONE,
         now: Now = utc_now,
     ) -> None:
-        database = shared_database(path, timeout, file_mode)
-        super().__init__(_VectorRows(database, now), embedding, cache_bytes, now)
-        self._path = database.path
-
-    def __repr__(self) -> str:
-        """Show the file."""
-        return f"{type(self).__name__}({self._path!r})"
+        backend = _VectorRows(shared_database(path, timeout, file_mode), now)
+        super().__init__(backend, embedding, cache_bytes, now)
