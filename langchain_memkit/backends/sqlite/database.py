@@ -311,6 +311,9 @@ _databases_lock = ForkSafeLock()
 
 def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
     """Return the one `Database` per file, timeout, mode and process; in-memory ones are never shared."""
+    if path == "":
+        msg = "path must be a file name or ':memory:', not empty"
+        raise ConfigurationError(msg)
     if timeout != 0:  # 0 means not to wait for another process
         check_seconds(timeout, "timeout")
     if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
