@@ -55,11 +55,6 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
                 msg = f"a label of a namespace holds no full stop; got {label!r:.100}"
                 raise ConfigurationError(msg)
         super().__init__(_Items(store, labels))
-        self._shown = f"{type(store).__name__}, {'/'.join(namespace)}"
-
-    def __repr__(self) -> str:
-        """Name the store's class and the namespace."""
-        return f"{type(self).__name__}({self._shown})"
 
 
 class _Items(KeyValueBackend):
@@ -68,6 +63,10 @@ class _Items(KeyValueBackend):
     def __init__(self, store: BaseStore, namespace: tuple[str, ...]) -> None:
         self._store = store
         self._namespace = namespace
+
+    def __str__(self) -> str:
+        """Name the store's class and the namespace."""
+        return f"{type(self._store).__name__}, {'/'.join(self._namespace)}"
 
     async def _batch(self, operations: Sequence[Op]) -> list[Any]:
         """Send operations in one call."""

@@ -93,7 +93,8 @@ class SpacyEntityExtractor:
 
     Raises:
         SpacyModelMissing: No pipeline can be used; the text lists the ways to get one.
-        ConfigurationError: The pipeline finds no names, or none with a label to keep; or a pattern is not valid.
+        ConfigurationError: The pipeline finds no names, or none with a label to keep; or a pattern needs a tagger. The
+            error of a pattern that is not valid is spaCy's.
 
     Example:
         >>> extractor = SpacyEntityExtractor(patterns=[{"label": "PRODUCT", "pattern": [{"LOWER": "aurora"}]}])
@@ -275,13 +276,9 @@ def _ruler(nlp: Language, patterns: Sequence[dict[str, Any]]) -> EntityRuler:
     """Build the user's vocabulary as a component outside of the pipeline, so that the pipeline is not changed."""
     bare = Language(vocab=nlp.vocab)
     bare.tokenizer = nlp.tokenizer
-    try:
-        # It runs after the pipeline, not before `ner`: spaCy's `ner` would take over the new labels, which changes the
-        # pipeline for everyone else.
-        ruler = EntityRuler(bare, patterns=list(patterns), overwrite_ents=True)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        msg = f"patterns must be as spaCy's EntityRuler takes them, [{{'label': 'ORG', 'pattern': 'Acme'}}]: {error!r}"
-        raise ConfigurationError(msg) from error
+    # It runs after the pipeline, not before `ner`: spaCy's `ner` would take over the new labels, which changes the
+    # pipeline for everyone else.
+    ruler = EntityRuler(bare, patterns=list(patterns), overwrite_ents=True)
     if _reads_tags(ruler):
         msg = f"patterns are applied to words alone, without a tagger: use none of {', '.join(sorted(TAGS))}"
         raise ConfigurationError(msg)

@@ -161,11 +161,7 @@ def _parts(text: str) -> Iterator[str]:
 
 def _readable(text: str) -> str:
     """Replace lone surrogates, which no tokenizer accepts."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _folder() -> Path:

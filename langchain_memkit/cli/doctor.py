@@ -118,8 +118,6 @@ def _file(place: Target) -> Iterator[Check]:
             yield Check(f"{name}: rights", "warn", found, f"chmod 600 {name}*, or 660 to share it with a group")
         else:
             yield Check(f"{name}: rights", "ok", f"{facts.modes[name]:04o}")
-    for part, state in facts.faults.items():
-        yield Check(f"{name}: {part}", "fail", state, "restore a backup, or move all to a new file: memkit migrate")
 
 
 def _database(output: Output, place: Target, fix: bool) -> Iterator[Check]:
@@ -134,23 +132,21 @@ def _database(output: Output, place: Target, fix: bool) -> Iterator[Check]:
         yield Check(f"{place.label}, {what}", "warn", "nothing of memkit in it", advice)
     for name in names:
         facts, full_name = collections[name], f"{place.database}.{name}"
-        if fix and facts.faults:
-            dropped = [fault.name for fault in facts.faults if fault.has_name]
-            drop = f"dropping {', '.join(dropped)}, " if dropped else ""
-            built = ", ".join(fault.name for fault in facts.faults)
-            output.note(f"{full_name}: {drop}building {built} over {facts.size:,} documents ...")
-            server.build_indexes(place.where, place.database, name, facts.faults)
+        if fix and facts.missing:
+            built = ", ".join(model.document["name"] for model in facts.missing)
+            output.note(f"{full_name}: building {built} over {facts.size:,} documents ...")
+            server.build_indexes(place.where, place.database, name, facts.missing)
             facts = server.inspect_database(*where)[name]
         holds = f"{facts.size:,} documents: {', '.join(sorted(facts.kinds))}"
-        yield Check(full_name, "ok", holds if facts.faults else f"{holds}; all indexes are present")
-        for fault in facts.faults:
-            needed = "turns" in facts.kinds and fault.model.document.get("unique")
+        yield Check(full_name, "ok", holds if facts.missing else f"{holds}; all indexes are present")
+        for model in facts.missing:
+            needed = "turns" in facts.kinds and model.document.get("unique")
             # First use builds no index on a collection this large, so a missing one is a failure, not a warning.
             large = facts.size > LARGE_COLLECTION
-            found = f"{fault.state}{', and without it turns could be lost or doubled' if needed else ''}"
+            found = f"missing{', and without it turns could be lost or doubled' if needed else ''}"
             found += ", and the collection is too large for it to be built at first use" if large else ""
             yield Check(
-                f"{full_name}: index {fault.name}",
+                f"{full_name}: index {model.document['name']}",
                 "fail" if needed or large else "warn",
                 found,
                 f"memkit doctor --fix builds it{'' if large else '; so does the first use'}",

@@ -38,14 +38,7 @@ from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.trimming import cut_tail
 from langchain_memkit.stores.backend import StoreBackend
-from langchain_memkit.stores.history_rows import (
-    Batch,
-    Page,
-    PageLimit,
-    ReadVersion,
-    SessionScope,
-    prepare_batch,
-)
+from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, prepare_batch
 
 logger = logging.getLogger("langchain_memkit")
 

@@ -207,6 +207,10 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
     def __init__(self, backend: KeyValueBackend) -> None:
         self._backend = backend
 
+    def __repr__(self) -> str:
+        """Show what the backend's `str` shows: the file, or hosts and collection; no credentials."""
+        return f"{type(self).__name__}({self._backend})"
+
     def mget(self, keys: Sequence[str]) -> list[V | None]:
         """Return the values of some keys.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
-from operator import ge, gt, le, lt
+from functools import partial
+from itertools import chain
+from operator import eq, ge, gt, le, lt
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from langchain_memkit.base import check_arguments, check_id
@@ -15,25 +17,27 @@ Filter: TypeAlias = Mapping[str, object]
 Matches: TypeAlias = Callable[[Filter], bool]
 """A function from a document's metadata to whether it meets the conditions."""
 
-COMPARED: Mapping[str, Callable[..., bool]] = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
-JOINED: Mapping[str, Callable[[Iterable[bool]], bool]] = {"$and": all, "$or": any, "$nor": lambda met: not any(met)}
-OPERATORS = ("$eq", "$ne", *COMPARED, "$in", "$nin", "$exists", "$not")
-PLAIN = (str, int, float, bool, bytes, date, datetime, type(None))
+COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
+OPERATORS = ("$eq", "$ne", *COMPARED, "$in", "$nin")
+JOINED = ("$and", "$or")
+ORDERED = (str, int, float, bytes, date)
+PLAIN = (*ORDERED, type(None))
+LISTS = (list, tuple, set, frozenset)
 
 
 class SearchScope(NamedTuple):
-    """The scope of a search: one user, perhaps one session, and a test of the metadata (None: no test)."""
+    """The scope of a search: one user, perhaps one session, and tests that the metadata has to pass."""
 
     user_id: str
     session_id: str | None
-    matches: Matches | None
+    tests: Sequence[Matches]
 
     def takes(self, stored: StoredDocument) -> bool:
         """Return whether a document is in scope."""
         return (
             stored.user_id == self.user_id
             and (self.session_id is None or stored.session_id == self.session_id)
-            and (self.matches is None or self.matches(stored.document.metadata))
+            and all(test(stored.document.metadata) for test in self.tests)
         )
 
 
@@ -81,121 +85,76 @@ def _equal_to(wanted: Filter) -> SearchScope:
     def matches(known: Filter) -> bool:
         return all(name in known and known[name] == value for name, value in others.items())
 
-    return SearchScope(user, session, matches if others else None)
+    return SearchScope(user, session, [matches] if others else [])
 
 
 def _meeting(pre_filter: Filter) -> SearchScope:
     """Build the scope of a `pre_filter`. Like every search it must name one user, or none for unowned documents."""
-    if not isinstance(pre_filter, Mapping):
-        _refuse(f"must be a dict of conditions, not {type(pre_filter).__name__}")
-    parts: list[Filter] = []
     users: set[str] = set()
-    # Collect the conditions on `user_id`, at the top and inside `$and`: all of them must name the same user. Anywhere
-    # else (in `$or`, say) it could not restrict the search to one user, and is refused.
-    waiting: list[Filter] = [pre_filter]
-    while waiting:
-        query = waiting.pop()
-        rest = {name: value for name, value in query.items() if name not in ("user_id", "$and")}
-        _check(rest)
-        parts += [rest] if rest else []
-        if "user_id" in query:
-            wanted = query["user_id"]
-            wanted = wanted["$eq"] if isinstance(wanted, Mapping) and wanted.keys() == {"$eq"} else wanted
-            if isinstance(wanted, Mapping):
-                _refuse("finds the documents of one user: give user_id a str, or leave it out for those of nobody")
-            users.add(check_id(wanted, "user_id"))
-        if "$and" in query:
-            waiting += _queries("$and", query["$and"])
+    tests = _tests_of(pre_filter, users)
     if len(users) > 1:
         _refuse("finds the documents of one user, and names several")
-    matches = (lambda known: all(_meets(known, part) for part in parts)) if parts else None
-    return SearchScope(users.pop() if users else NOBODY, None, matches)
+    return SearchScope(users.pop() if users else NOBODY, None, tests)
 
 
 # MongoDB's query language: a list matches if one of its elements does, numbers are compared with numbers and texts
-# with texts, a dot leads into a nested dict, and None also matches a missing field. Values stay data and reach no
-# server.
+# with texts, and None also matches a missing field. Values stay data and reach no server.
 
 
-def _check(query: Filter) -> None:
-    """Raise unless a query holds known operators only, and values that metadata may have."""
+def _tests_of(query: object, users: set[str] | None) -> list[Matches]:
+    """Build the tests of a query, all of which metadata has to pass; raise for what is not known.
+
+    Every `user_id` goes into `users`, which is None within `$or`: there it could not restrict the search to one user.
+    """
+    if not isinstance(query, Mapping):
+        _refuse(f"must be a dict of conditions, not {type(query).__name__}")
+    tests: list[Matches] = []
     for name, value in query.items():
         if name in JOINED:
-            for each in _queries(name, value):
-                _check(each)
+            if not isinstance(value, (list, tuple)) or not value:
+                _refuse(f"needs a list of dicts after {name}")
+            parts = [_tests_of(each, users if name == "$and" else None) for each in value]
+            tests += chain(*parts) if name == "$and" else [partial(_meets_any, parts)]
         elif name == "user_id":
-            _refuse("finds the documents of one user: user_id belongs at its top, or into its $and")
-        elif not isinstance(name, str) or name.startswith("$"):  # type: ignore[redundant-expr]  # it may come from JSON
-            _refuse(f"knows no {name!r:.40}: it takes {', '.join((*OPERATORS, *JOINED))}")
+            wanted = value["$eq"] if isinstance(value, Mapping) and value.keys() == {"$eq"} else value
+            if users is None or isinstance(wanted, Mapping):
+                _refuse("finds the documents of one user: user_id is a str, and belongs at its top or into its $and")
+            users.add(check_id(wanted, "user_id"))
+        elif not isinstance(name, str) or name.startswith("$") or "." in name:
+            _refuse_name(name)
         else:
-            _check_operators(_operators_of(value))
+            operators = value if _has_operators(value) else {"$eq": value}
+            tests += [_test_of(name, operator, wanted) for operator, wanted in operators.items()]
+    return tests
 
 
-def _check_operators(operators: Filter) -> None:
-    for name, wanted in operators.items():
-        if name not in OPERATORS:
-            _refuse(f"knows no {name!r:.40}: it takes {', '.join((*OPERATORS, *JOINED))}")
-        if name == "$not":
-            if not _has_operators(wanted):
-                _refuse("needs a dict of operators after $not")
-            _check_operators(_operators_of(wanted))
-        else:
-            _check_value(wanted)
-        if name in ("$in", "$nin") and not isinstance(wanted, (list, tuple)):
-            _refuse(f"needs a list after {name}")
+def _meets_any(parts: Iterable[Iterable[Matches]], known: Filter) -> bool:
+    return any(all(test(known) for test in tests) for tests in parts)
 
 
-def _meets(known: Filter, query: Filter) -> bool:
-    """Return whether metadata meets a query, which was checked."""
-    return all(
-        JOINED[name](_meets(known, each) for each in _queries(name, value))
-        if name in JOINED
-        else _fits(list(_values(known, name)), _operators_of(value))
-        for name, value in query.items()
-    )
+def _test_of(field: str, operator: str, wanted: object) -> Matches:
+    """Build the test of a field with one operator."""
+    if operator not in OPERATORS:
+        _refuse_name(operator)
+    _check_value(wanted)
+    if operator in COMPARED and not isinstance(wanted, ORDERED):
+        _refuse(f"needs a number, text or date after {operator}")
+    if operator not in ("$in", "$nin"):
+        wanted = [wanted]
+    elif not isinstance(wanted, (list, tuple)):
+        _refuse(f"needs a list after {operator}")
+    options, negated = [*map(_typed, wanted)], operator in ("$ne", "$nin")
+    holds: Callable[[Any, Any], bool] = COMPARED.get(operator, eq)
+
+    def test(known: Filter) -> bool:
+        value = known.get(field)
+        values = map(_typed, [value, *value] if isinstance(value, LISTS) else [value])
+        return negated != any(holds(found, limit) for kind, found in values for same, limit in options if kind == same)
+
+    return test
 
 
-def _fits(values: list[object], operators: Filter) -> bool:
-    """Return whether the values of a field, several if its path leads through a list, fit all operators."""
-    typed = [_typed(value) for value in _with_elements(values)]
-
-    def fits(name: str, wanted: Any) -> bool:
-        if name == "$not":
-            return not _fits(values, wanted)
-        if name == "$exists":
-            return bool(values) == bool(wanted)
-        if name in COMPARED:
-            kind, limit = _typed(wanted)
-            return any(each == kind and COMPARED[name](value, limit) for each, value in typed)
-        options = [_typed(each) for each in (wanted if name in ("$in", "$nin") else [wanted])]
-        return any(value in options for value in typed or [_typed(None)]) == (name in ("$eq", "$in"))
-
-    return all(fits(name, wanted) for name, wanted in operators.items())
-
-
-def _operators_of(condition: object) -> Filter:
-    return condition if isinstance(condition, Mapping) and _has_operators(condition) else {"$eq": condition}
-
-
-def _values(known: Filter, path: str) -> Iterator[object]:
-    """Yield the values at a dotted path; none if it does not exist."""
-    if path in known:
-        yield known[path]
-        return
-    head, dot, rest = path.partition(".")
-    if dot and head in known:
-        inner = known[head]
-        for item in inner if isinstance(inner, (list, tuple)) else [inner]:
-            if isinstance(item, Mapping):
-                yield from _values(item, rest)
-
-
-def _with_elements(values: list[object]) -> list[object]:
-    """Return the values, together with the elements of those that are lists."""
-    return [*values, *(item for v in values if isinstance(v, (list, tuple, set, frozenset)) for item in v)]
-
-
-def _typed(value: object) -> tuple[object, object]:
+def _typed(value: object) -> tuple[object, Any]:
     """Return a value with the class of values that it compares with: True does not equal 1, and no text a number."""
     if isinstance(value, bool):
         return bool, value
@@ -212,24 +171,20 @@ def _has_operators(value: object) -> bool:
     return isinstance(value, Mapping) and any(isinstance(key, str) and key.startswith("$") for key in value)
 
 
-def _queries(name: str, value: object) -> list[Filter]:
-    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(each, Mapping) for each in value):
-        _refuse(f"needs a list of dicts after {name}")
-    return list(value)
-
-
 def _check_value(value: object) -> None:
     """Raise unless metadata can hold this value: a pattern or an ObjectId would silently match nothing."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            _check_value(item)
-    elif isinstance(value, Mapping):
-        if _has_operators(value):
-            _refuse("compares with a dict that holds operators: no operators inside of values")
-        for item in value.values():
+    if _has_operators(value):
+        _refuse("compares with a dict that holds operators: no operators inside of values")
+    if isinstance(value, (list, tuple, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             _check_value(item)
     elif not isinstance(value, PLAIN):
         _refuse(f"compares with a {type(value).__name__}, which no metadata holds")
+
+
+def _refuse_name(name: object) -> NoReturn:
+    known = ", ".join((*OPERATORS, *JOINED))
+    _refuse(f"knows no {name!r:.40}: it takes names of metadata, without dots, and {known}")
 
 
 def _refuse(problem: str) -> NoReturn:

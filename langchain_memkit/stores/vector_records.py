@@ -20,9 +20,10 @@ from langchain_memkit.stores.vector_rows import (
     NOBODY,
     DocumentRow,
     Embedder,
-    NewRecord,
+    RecordWrite,
     Vector,
     VectorBackend,
+    WantedRecords,
     WriteResult,
     check_ids,
     readable_documents,
@@ -149,7 +150,7 @@ def check_whole(value: int, name: str, least: int = 0) -> int:
     """Validate a count or a limit, and return it."""
     if not isinstance(value, int) or value < least:  # type: ignore[redundant-expr]  # a float would pass the comparison
         msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
-        raise ValueError(msg)
+        raise ConfigurationError(msg)
     return value
 
 
@@ -234,8 +235,8 @@ class VectorRecords:
     ) -> StoredSession:
         """Read what a write to a session depends on."""
         place = check_id(user_id, "user_id"), check_id(session_id, "session_id")
-        wanted = check_ids(digests), check_ids(ids)
-        found = await self.step(lambda: self._backend.begin(*place, *wanted, messages))
+        wanted = WantedRecords(check_ids(digests), check_ids(ids), messages)
+        found = await self.step(lambda: self._backend.begin(*place, wanted))
         now = self._now()
         last = [shown.document for shown in readable_documents(found.last, now)]
         records = {shown.document.id or "": shown.document for shown in readable_documents(found.records, now)}
@@ -262,45 +263,34 @@ class VectorRecords:
     ) -> bool:
         """Store records of a session and delete others."""
         user, session = check_id(user_id, "user_id"), check_id(session_id, "session_id")
-        place, gone, wanted = (session, check_id(generation, "generation")), check_ids(delete), check_ids(expected)
-        for digest in expected.values():
-            check_id(digest, "digest")
+        place, gone = (session, check_id(generation, "generation")), check_ids(delete)
+        check_ids([*expected, *expected.values()])
         if len(documents) != len(vectors):
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
         long = sum(len(document.page_content) for document in documents) > SHORT
         rows = await cpu_bound(lambda: [record_row(d, user, session) for d in documents], long=long)
-        return await self.store(user, rows, vectors, gone, place, {name: expected[name] for name in wanted}, state)
+        return await self.store(user, RecordWrite(rows, gone, place, expected, state), vectors)
 
-    async def store(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        vectors: Sequence[Any],
-        delete: Sequence[str] = (),
-        place: tuple[str, str] | None = None,
-        expected: Mapping[str, str] = NOTHING,
-        state: int | None = None,
-    ) -> bool:
+    async def store(self, user_id: str, given: RecordWrite, vectors: Sequence[Any]) -> bool:
         """Store rows of a user with their vectors, each id once, delete others, and update the cache."""
+        rows = given.rows
         embedded = [i for i, vector in enumerate(vectors) if vector is not None]
         if embedded:
             dims = await self.embedder.known()
             for i, vector in zip(embedded, unit_vectors([vectors[i] for i in embedded], dims), strict=True):
                 rows[i].vector = None if vector is None else vector.tobytes()
         distinct = {row.entry.id: row for row in rows}
-        removed = [name for name in delete if name not in distinct]
-        if not distinct and not removed and place is None:
+        removed = [name for name in given.delete if name not in distinct]
+        if not distinct and not removed and given.place is None:
             return True
-        new = list(distinct.values())
-        written: WriteResult | None = await self.step(
-            lambda: self._backend.write(user_id, new, removed, place, expected, state)
-        )
+        new = given._replace(rows=list(distinct.values()), delete=removed)
+        written: WriteResult | None = await self.step(lambda: self._backend.write(user_id, new))
         if written is None:
             return False
         result = written
         long = len(rows) > FEW or sum(len(str(row.text)) for row in rows) > SHORT
-        await cpu_bound(lambda: self.cache.wrote(user_id, new, removed, result), long=long)
+        await cpu_bound(lambda: self.cache.wrote(user_id, new.rows, removed, result), long=long)
         return True
 
     async def delete(self, user_id: str | None, ids: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +100,38 @@ class CachedRecord(NamedTuple):
     vector: Vector | None
     text: CachedText
     digest: str
+
+
+class WantedRecords(NamedTuple):
+    """What `begin` has to read of a session.
+
+    Attributes:
+        digests: Digests of texts whose stored vectors are wanted.
+        ids: Ids of records that are wanted, as far as they are the session's.
+        messages: Ids of messages; the last record is needed only if it holds one of them. None: it is needed.
+    """
+
+    digests: Sequence[str]
+    ids: Sequence[str]
+    messages: Collection[str] | None
+
+
+class RecordWrite(NamedTuple):
+    """A write of records.
+
+    Attributes:
+        rows: The rows to store, which get new stamps.
+        delete: Ids of records to delete.
+        place: Session id and generation; None for plain documents.
+        expected: Digests by id of records that must be unchanged.
+        state: The session's state (`SessionState`), which must be unchanged; None: not checked.
+    """
+
+    rows: Sequence[NewRecord]
+    delete: Sequence[str] = ()
+    place: tuple[str, str] | None = None
+    expected: Mapping[str, str] = MappingProxyType({})
+    state: int | None = None
 
 
 class WriteResult(NamedTuple):
@@ -226,46 +259,25 @@ class VectorBackend(StoreBackend, ABC):
         """
 
     @abstractmethod
-    async def begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str],
-        ids: Sequence[str],
-        messages: Collection[str] | None,
-    ) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
         """Read what a write to a session depends on, and draw the generation of a session that begins.
 
         Args:
             user_id: The user.
             session_id: The session.
-            digests: Digests of texts whose stored vectors are wanted.
-            ids: Ids of records that are wanted, as far as they are the session's.
-            messages: Ids of messages; the last record is needed only if it holds one of them. None: it is needed.
+            wanted: The records and vectors that are needed.
 
         Returns:
             The session as it is now.
         """
 
     @abstractmethod
-    async def write(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        delete: Sequence[str],
-        place: tuple[str, str] | None,
-        expected: Mapping[str, str],
-        state: int | None,
-    ) -> WriteResult | None:
+    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
         """Store rows in place of those with the same ids, and delete others.
 
         Args:
             user_id: The user.
-            rows: The rows; they get new stamps.
-            delete: Ids of records to delete.
-            place: Session id and generation; None for plain documents.
-            expected: Digests by id of records that must be unchanged.
-            state: The session's state (`SessionState`), which must be unchanged; None: not checked.
+            given: The rows and the ids, and what must be unchanged.
 
         Returns:
             The stamps, in the order of the rows, and the change of the version; None, with nothing stored, if the
@@ -360,28 +372,18 @@ class VectorBackend(StoreBackend, ABC):
         """
 
     @abstractmethod
-    async def probe(self) -> bytes | None:
-        """Read the vector of the probe.
+    async def probe(self, new: bytes | None = None) -> bytes | None:
+        """Read the vector of the probe, which tells one embedding model from another.
+
+        Args:
+            new: The vector to store if there is none: of several writers the first one wins. None: none is stored.
 
         Returns:
-            Little-endian floats of 4 bytes each; None if none is stored.
+            The stored vector, little-endian floats of 4 bytes each; None if there is none.
 
         Raises:
             HistoryReadError: The database cannot be reached or read.
-        """
-
-    @abstractmethod
-    async def keep_probe(self, probe: bytes) -> bytes:
-        """Store the vector of the probe unless there is one: of several writers the first one wins.
-
-        Args:
-            probe: The vector.
-
-        Returns:
-            The vector that is stored now.
-
-        Raises:
-            HistoryWriteError: The database failed; calling again is safe.
+            HistoryWriteError: Storing failed; calling again is safe.
         """
 
 
@@ -627,8 +629,8 @@ class Embedder:
         # refused. Another process may store its probe first: the one that is returned counts.
         stored = await self._step(self._store.probe)
         if stored is None:
-            stored = await self._step(lambda: self._store.keep_probe(probe.tobytes()))
-        if len(stored) % 4 or not stored:
+            stored = await self._step(lambda: self._store.probe(probe.tobytes()))
+        if not stored or len(stored) % 4:
             msg = "what the store knows of its embedding model is damaged"
             raise HistoryReadError(msg)
         known = np.frombuffer(stored, "<f4")

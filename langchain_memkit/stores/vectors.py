@@ -16,12 +16,9 @@ from langchain_memkit.base import Now, check_id
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import unit_vectors
 from langchain_memkit.stores.vector_filters import Filter, SearchScope, scope_of
-from langchain_memkit.stores.vector_records import (
-    VectorMemoryStore,
-    VectorRecords,
-    check_whole,
-)
+from langchain_memkit.stores.vector_records import VectorMemoryStore, VectorRecords, check_whole
 from langchain_memkit.stores.vector_rows import (
+    RecordWrite,
     SessionSnapshot,
     StoredDocument,
     Vector,
@@ -46,14 +43,15 @@ class RecordVectorStore(ClosingMixin, VectorStore):
     """
 
     def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
-        try:
-            check_whole(cache_bytes, "cache_bytes")
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
+        check_whole(cache_bytes, "cache_bytes")
         self.records = VectorRecords(backend, embedding, cache_bytes, now)
         self._backend = backend
         self._embedder = self.records.embedder
         self._now = now
+
+    def __repr__(self) -> str:
+        """Show what the backend's `str` shows: the file, or hosts and collection; no credentials."""
+        return f"{type(self).__name__}({self._backend})"
 
     @classmethod
     def from_texts(
@@ -223,8 +221,8 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             k: The greatest number of documents returned.
             pre_filter: Conditions on the metadata in MongoDB's query language, as langchain-mongodb takes them:
                 `{"user_id": "u1", "page": {"$gte": 2}}`. The operators are `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`,
-                `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or` and `$nor`. They are evaluated in this process, on the
-                stored metadata, and `user_id` must name one user.
+                `$in`, `$nin`, `$and` and `$or`, on names without dots. They are evaluated in this process, on what is
+                stored, and `user_id` must name one user.
             **kwargs: `filter`, instead of `pre_filter`: a dict that the metadata must be equal to, `{"user_id": ...,
                 "session_id": ...}` and other keys. Without a `user_id` in either, only unowned documents are found.
                 `include_scores=True` puts the score into each document's metadata as `score`,
@@ -381,7 +379,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             # one write per user, since the version that caches are checked against is a user's
             for user in dict.fromkeys(row.user_id for row in part):
                 mine = [i for i, row in enumerate(part) if row.user_id == user]
-                await self.records.store(user, [part[i] for i in mine], [vectors[i] for i in mine])
+                await self.records.store(user, RecordWrite([part[i] for i in mine]), [vectors[i] for i in mine])
         return names
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
@@ -471,8 +469,6 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
 
 def _wanted(ids: list[str] | None, user_id: str | None, kwargs: Mapping[str, object]) -> tuple[str | None, list[str]]:
-    if user_id is not None:
-        check_id(user_id, "user_id")
     if ids is None or kwargs:
         msg = "delete needs a list of ids and nothing else; forget(user_id) deletes all of a user"
         raise TypeError(msg)

@@ -130,9 +130,12 @@ class Runner(StoreBackend, Generic[S]):
         self.clients = clients
         self.settings = settings
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         """Name hosts and collection only."""
-        return f"{type(self).__name__}({self.clients.hosts}, {'.'.join(self.settings.names)})"
+        return f"{self.clients.hosts}, {'.'.join(self.settings.names)}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
 
     @property
     def place(self) -> object:
@@ -335,10 +338,7 @@ class Runner(StoreBackend, Generic[S]):
             return
         collection = f"collection {'.'.join(settings.names)}"
         existing = await self.command(lambda c: c.index_information(), settings.timeout)
-        # Compare keys and uniqueness, not names, because users rename indexes and build them by hand.
-        present = [(list(map(tuple, i["key"])), bool(i.get("unique"))) for i in existing.values()]
-        wanted = [(model, model.document) for model in self.index_models()]
-        missing = [m for m, d in wanted if (list(d["key"].items()), bool(d.get("unique"))) not in present]
+        missing = missing_indexes(self.index_models(), existing)
         names = [model.document["name"] for model in missing]
         build = bool(missing) and (settings.create_index or forced)
         if build and not forced:
@@ -363,6 +363,14 @@ class Runner(StoreBackend, Generic[S]):
             msg = f"{collection} {why}, and create_index=False. Build them with {self.setup_call}."
             raise ConfigurationError(msg)
         _indexed.add(key)
+
+
+def missing_indexes(models: list[IndexModel], existing: Mapping[str, Any]) -> list[IndexModel]:
+    """Return those of the indexes that a collection lacks, given what the driver's `index_information` says of it."""
+    # Compare keys and uniqueness, not names, because users rename indexes and build them by hand.
+    present = [(list(map(tuple, i["key"])), bool(i.get("unique"))) for i in existing.values()]
+    wanted = [(model, model.document) for model in models]
+    return [m for m, d in wanted if (list(d["key"].items()), bool(d.get("unique"))) not in present]
 
 
 def rows_of(cursor: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -14,7 +14,7 @@ from pymongo.errors import PyMongoError
 
 from langchain_memkit.backends.mongodb import documents, vector_documents
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
-from langchain_memkit.backends.mongodb.commands import CODEC, text_of
+from langchain_memkit.backends.mongodb.commands import CODEC, missing_indexes, text_of
 from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.backends.mongodb.layouts import qa_index_models
 from langchain_memkit.base import user_prefix
@@ -22,7 +22,6 @@ from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 from langchain_memkit.stores.key_value import range_of
 
 SAMPLE = 20  # documents read from either end of a collection
-DETAILS = ("unique", "partialFilterExpression", "expireAfterSeconds")
 BY_FIELDS = {
     "turns": {"seq", "epoch", "op", "session_id"},
     "qa": {"question", "chatId"},
@@ -37,25 +36,12 @@ Older: TypeAlias = Callable[[str], Iterator[tuple[object, object, list[tuple[obj
 """Reads the checkpoints before one: type, checkpoint, and type and value of each write to a channel that followed."""
 
 
-class IndexFault(NamedTuple):
-    """An index that is missing or has the wrong options."""
-
-    model: IndexModel
-    state: str  # "missing" or "wrong"
-    has_name: bool  # whether an index of this name is there
-
-    @property
-    def name(self) -> str:
-        """The index's name."""
-        return str(self.model.document["name"])
-
-
 class CollectionFacts(NamedTuple):
     """The findings on a collection. Kinds are turns, langchain-mongodb, qa, vectors, key_value and langgraph."""
 
     kinds: frozenset[str]
     size: int
-    faults: list[IndexFault]
+    missing: list[IndexModel]
 
 
 def describe_server(uri: str) -> str:
@@ -86,24 +72,16 @@ def inspect_database(
                 wanted = documents.index_models(keys[0], {}) if kinds & {"turns", "langchain-mongodb"} else []
                 wanted += qa_index_models(user_id_key, None) if "qa" in kinds else []
                 wanted += vector_documents.index_models() if "vectors" in kinds else []
-                faults = [fault for model in wanted if (fault := _fault(model, present))]
-                found[name] = CollectionFacts(kinds, collection.estimated_document_count(), faults)
+                size = collection.estimated_document_count()
+                found[name] = CollectionFacts(kinds, size, missing_indexes(wanted, present))
     return found
 
 
-def build_indexes(uri: str, database: str, name: str, faults: list[IndexFault]) -> None:
-    """Drop our indexes that are wrong, and build all that are missing, however long that takes."""
-    clients = Clients(uri, None, None)
-    collection = clients.sync()[database][name]
-    try:
-        with driver_errors():
-            for fault in faults:
-                if fault.has_name:
-                    collection.drop_index(fault.name)
-            collection.create_indexes([fault.model for fault in faults])
-    except PyMongoError as error:
-        msg = f"{clients.hosts} did not build the indexes of {database}.{name}: {text_of(error)}"
-        raise HistoryWriteError(msg) from error
+def build_indexes(uri: str, database: str, name: str, models: list[IndexModel]) -> None:
+    """Build indexes, however long that takes."""
+    doing = f"build the indexes of {database}.{name} (drop another one that has the same name first) on"
+    with _server(uri, doing, None, HistoryWriteError) as client:
+        client[database][name].create_indexes(models)
 
 
 def count_records(uri: str, database: str, name: str, user_id: str) -> int:
@@ -113,18 +91,29 @@ def count_records(uri: str, database: str, name: str, user_id: str) -> int:
 
 
 @contextmanager
-def _server(uri: str) -> Iterator[MongoClient[BsonDict]]:
-    """Lend a client for some seconds; raise the driver's errors as `HistoryReadError`."""
+def _server(
+    uri: str,
+    doing: str = "read from",
+    seconds: float | None = FIRST_SECONDS,
+    error_type: type[HistoryReadError | HistoryWriteError] = HistoryReadError,
+) -> Iterator[MongoClient[BsonDict]]:
+    """Lend a client, for some seconds or (None) as long as it takes; raise the driver's errors as memkit's."""
     clients = Clients(uri, None, None)
-    client = clients.sync()
+    clients.hold()
     try:
-        with driver_errors(), pymongo.timeout(FIRST_SECONDS):
-            # A command that the driver does not retry, so that a wrong password is reported at once.
-            client.admin.command("ping")
+        # Without a limit no context of the driver is entered: it would go on in the caller of a generator.
+        with driver_errors(), pymongo.timeout(seconds) if seconds else nullcontext():
+            client = clients.sync()
+            with pymongo.timeout(FIRST_SECONDS):
+                # A command that the driver does not retry, so that a wrong password is reported at once.
+                client.admin.command("ping")
             yield client
     except PyMongoError as error:
-        msg = f"cannot read from {clients.hosts} within {FIRST_SECONDS:g} s: {text_of(error)}"
-        raise HistoryReadError(msg) from error
+        limit = f" within {seconds:g} s" if seconds else ""
+        msg = f"cannot {doing} {clients.hosts}{limit}: {text_of(error)}"
+        raise error_type(msg) from error
+    finally:
+        clients.release()
 
 
 def _kinds(
@@ -145,20 +134,6 @@ def _kinds(
     return frozenset(kinds)
 
 
-def _fault(model: IndexModel, present: BsonDict) -> IndexFault | None:
-    """Return the fault of an index, if any; compares keys, since users rename indexes and build them by hand."""
-    wanted = model.document
-    keys, options = list(wanted["key"].items()), {name: wanted.get(name) or None for name in DETAILS}
-    same = [index for index in present.values() if [tuple(pair) for pair in index["key"]] == keys]
-    has_name = wanted["name"] in present
-    # An index with the same keys, but not unique, not partial or without expiry, does not do the work.
-    if any(options == {name: index.get(name) or None for name in DETAILS} for index in same):
-        return None
-    if same and not has_name and not any(options.values()):
-        return None
-    return IndexFault(model, "wrong" if same or has_name else "missing", has_name)
-
-
 def checkpoints_in(
     uri: str, database: str, collection: str, writes_collection: str
 ) -> Generator[tuple[object, object, object, object, Older], None, None]:
@@ -172,28 +147,17 @@ def checkpoints_in(
         {"$group": {"_id": "$thread_id", "newest": {"$max": "$checkpoint_id"}}},
         {"$sort": {"_id": 1}},
     ]
-    clients = Clients(uri, None, None)
-    clients.hold()
-    try:
-        server = clients.sync()[database]
+    with _server(uri, f"read {database}.{collection} from", None) as client:
         checkpoints, writes = (
-            server.get_collection(name, codec_options=CODEC) for name in (collection, writes_collection)
+            client[database].get_collection(name, codec_options=CODEC) for name in (collection, writes_collection)
         )
-        with driver_errors():
-            with pymongo.timeout(FIRST_SECONDS):
-                checkpoints.find_one({}, {"_id": 1})
-            with pymongo.timeout(SECONDS):
-                threads = list(checkpoints.aggregate(newest, allowDiskUse=True))
-            for thread in threads:
-                found = _checkpoint(checkpoints, thread["_id"], thread["newest"])
-                if found:  # a thread may have been deleted since the list was read
-                    older = partial(_older, checkpoints, writes, thread["_id"], found.get("parent_checkpoint_id"))
-                    yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata"), older
-    except PyMongoError as error:
-        msg = f"cannot read {database}.{collection} from {clients.hosts}: {text_of(error)}"
-        raise HistoryReadError(msg) from error
-    finally:
-        clients.release()
+        with pymongo.timeout(SECONDS):
+            threads = list(checkpoints.aggregate(newest, allowDiskUse=True))
+        for thread in threads:
+            found = _checkpoint(checkpoints, thread["_id"], thread["newest"])
+            if found:  # a thread may have been deleted since the list was read
+                older = partial(_older, checkpoints, writes, thread["_id"], found.get("parent_checkpoint_id"))
+                yield thread["_id"], found.get("type"), found.get("checkpoint"), found.get("metadata"), older
 
 
 def _of_checkpoint(thread_id: object, checkpoint_id: object) -> BsonDict:

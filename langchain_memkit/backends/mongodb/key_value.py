@@ -71,11 +71,6 @@ class MongoDBKeyValueStore(KeyValueStore[V]):
         place = CollectionRef(names=(database_name, collection_name), timeout=timeout, save_timeout=save_timeout)
         clients.hold()
         super().__init__(_Documents(clients, place))
-        self._name = f"{clients.hosts}, {database_name}.{collection_name}"
-
-    def __repr__(self) -> str:
-        """Name hosts and collection only."""
-        return f"{type(self).__name__}({self._name})"
 
 
 class _Documents(Runner[CollectionRef], KeyValueBackend):

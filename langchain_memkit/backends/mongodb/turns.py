@@ -19,14 +19,7 @@ from pymongo.read_concern import ReadConcern
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
-from langchain_memkit.backends.mongodb.commands import (
-    Runner,
-    Settings,
-    batches,
-    is_transient,
-    next_try,
-    text_of,
-)
+from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
 from langchain_memkit.base import SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError

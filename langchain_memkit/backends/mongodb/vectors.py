@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -31,12 +31,14 @@ from langchain_memkit.stores.vector_rows import (
     Mark,
     NewRecord,
     ReadUpTo,
+    RecordWrite,
     SessionSnapshot,
     SessionState,
     StoredDocument,
     UserChanges,
     Vector,
     VectorBackend,
+    WantedRecords,
     WriteResult,
     check_expected,
     readable_documents,
@@ -145,7 +147,12 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
         ]
 
-    async def probe(self) -> bytes | None:
+    async def probe(self, new: bytes | None = None) -> bytes | None:
+        if new is not None:
+            await self._ready()
+            document = {"_id": docs.PROBE_ID, "user_id": "", "session_id": "", "probe": docs.binary(new)}
+            with suppress(DuplicateKey):
+                await self.sent(lambda c: c.insert_one(document))
         found = await self.find({"_id": {"$eq": docs.PROBE_ID}}, ["probe"])
         return docs.vector_of({"vector": found[0].get("probe")}) if found else None
 
@@ -154,22 +161,26 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
     async def has_search(self) -> bool:
         """Return whether the search index is ready; asks the server once."""
         if self._has_search is None:
-            try:
+            rows: list[BsonDict] = []
+            with suppress(ConfigurationError), self._searching():
                 rows = await self._search([{"$listSearchIndexes": {}}])
-            except HistoryReadError as error:
-                if not isinstance(error.__cause__, OperationFailure) or commands.is_transient(error.__cause__):
-                    raise
-                rows = []  # a server without search indexes does not know the stage
             self._has_search = any(row["name"] == docs.SEARCH_INDEX and row.get("queryable") is True for row in rows)
         return self._has_search
 
     async def build_search(self, dims: int) -> None:
         """Create the search index unless it exists; the server builds it in the background."""
         models = [docs.search_index_model(dims)]
-        try:
+        with self._searching():
             if docs.SEARCH_INDEX not in {row["name"] for row in await self._search([{"$listSearchIndexes": {}}])}:
                 with self.reading():
                     await self.command(lambda c: c.create_search_indexes(models), self.settings.save_timeout)
+        self._has_search = None
+
+    @contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Raise `ConfigurationError` where the server knows no search indexes."""
+        try:
+            yield
         except HistoryReadError as error:
             cause = error.__cause__
             if not isinstance(cause, OperationFailure) or commands.is_transient(cause):
@@ -177,7 +188,6 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             found = commands.text_of(cause)
             msg = f"{self.clients.hosts} has no search indexes: {found}. Leave out search_index=True."
             raise ConfigurationError(msg) from cause
-        self._has_search = None
 
     async def nearest(
         self, user_id: str, session_id: str | None, vector: Sequence[float], k: int
@@ -200,14 +210,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- writing
 
-    async def begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str],
-        ids: Sequence[str],
-        messages: Collection[str] | None,
-    ) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+        digests, ids, messages = wanted
         most = 1 + len(ids) + SAME * len(digests)
         query = docs.begin_filter(user_id, session_id, digests, ids)
         found = await self._found(query, docs.ON_BEGIN, limit=most)
@@ -254,20 +258,13 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 )
                 return str(document["generation"])
 
-    async def write(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        delete: Sequence[str],
-        place: tuple[str, str] | None,
-        expected: Mapping[str, str],
-        state: int | None,
-    ) -> WriteResult | None:
+    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
         """Store records and delete others; None if the session was forgotten since, and nothing stays stored.
 
         With a `state` and nothing to replace, the records are only added, and only to an unchanged session.
         """
         await self._ready()
+        rows, delete, place, expected, state = given
         session_id, generation = place or ("", None)
         session = SessionWrite(user_id, session_id, generation, docs.random_increment())
         if place is None:
@@ -396,13 +393,6 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 if (other.get("user_id"), other.get("session_id")) != (user_id, sessions[other["_id"]]):
                     msg = f"id {other['_id']!r:.80} belongs to a document of another session or user. {state}."
                     raise HistoryConflictError(msg)
-
-    async def keep_probe(self, probe: bytes) -> bytes:
-        await self._ready()
-        document = {"_id": docs.PROBE_ID, "user_id": "", "session_id": "", "probe": docs.binary(probe)}
-        with suppress(DuplicateKey):
-            await self.sent(lambda c: c.insert_one(document))
-        return await self.probe() or b""
 
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         query = records_filter(user_id, **with_ids(user_id, ids))
@@ -565,7 +555,6 @@ class MongoDBVectorStore(RecordVectorStore):
         self._records = _VectorDocuments(clients, place, now)
         super().__init__(self._records, embedding, cache_bytes, now)  # type: ignore[arg-type]  # it is checked there
         clients.hold()
-        self._name = f"{clients.hosts}, {database_name}.{collection_name}"
 
     @classmethod
     def from_connection_string(
@@ -605,10 +594,6 @@ class MongoDBVectorStore(RecordVectorStore):
         """The collection, with the guarantees pinned, for queries of your own."""
         return self._records.collection(self._records.clients.sync())
 
-    def __repr__(self) -> str:
-        """Name hosts and collection only."""
-        return f"{type(self).__name__}({self._name})"
-
     def setup(self, *, search_index: bool = False) -> None:
         """Build the indexes of the collection, however large it is.
 
@@ -634,7 +619,7 @@ class MongoDBVectorStore(RecordVectorStore):
 
     async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> Hits:
         """Search on the server if its index is ready and the scope has only filters that the index covers."""
-        if scope.matches or not await self._step(self._records.has_search):
+        if scope.tests or not await self._step(self._records.has_search):
             return await super()._nearest(vector, k, scope)
         found = await self._step(lambda: self._records.nearest(scope.user_id, scope.session_id, vector.tolist(), k))
         return [(shown, score) for shown, score in found if scope.takes(shown)]

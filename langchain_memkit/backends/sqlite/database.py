@@ -368,9 +368,12 @@ class Transactions(StoreBackend):
         self._database = database
         self._now = now
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         """Show the file."""
-        return f"{type(self).__name__}({self._database.path!r})"
+        return repr(self._database.path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
 
     @property
     def place(self) -> object:

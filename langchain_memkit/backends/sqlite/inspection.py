@@ -21,7 +21,7 @@ SECONDS = 5.0  # to wait for another process
 FOREIGN_SECONDS = 30.0  # to wait for another package
 COUNTED = {"turns": "WHERE messages <> '[]'", "key_values": "", "vectors": ""}  # a tombstone has no messages
 CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(messages AS BLOB))"
-SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+SCHEMA = "SELECT type, name FROM sqlite_master"
 Older: TypeAlias = Callable[[str], Iterator[tuple[object, object, list[tuple[object, object]]] | None]]
 """Reads the checkpoints before one: type, checkpoint, and type and value of each write to a channel that followed."""
 CHECKPOINT = (
@@ -37,7 +37,6 @@ class FileFacts(NamedTuple):
     version: int
     known_version: int
     problems: list[str]
-    faults: dict[str, str]  # tables, indexes and triggers that are missing or differ from the expected, by name
     modes: dict[str, int]  # the permissions of the file and its write-ahead log, by name
 
 
@@ -59,11 +58,11 @@ def tables_of(path: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
-    """Inspect a file that exists: content, format, integrity (reads all of it), missing parts, permissions."""
+    """Inspect a file that exists: content, format, integrity (reads all of it), permissions."""
     name = os.fspath(path)
     with _reading(name) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        present = {row[1]: row[2] for row in connection.execute(SCHEMA)}
+        present = {row[1] for row in connection.execute(SCHEMA)}
         rows = connection.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})").fetchall()
         problems = [str(row[0]) for row in rows if row[0] != "ok"]
         # Older formats have no checksums: the trigger came with their column.
@@ -76,17 +75,8 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
             for table, rows in COUNTED.items()
             if table in present and not problems
         }
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for script in MIGRATIONS[:version]:
-            connection.executescript(script)
-        expected = {row[1]: row[2] for row in connection.execute(SCHEMA)}
-    faults = {
-        part: "not as memkit makes it" if part in present else "missing"
-        for part, sql in expected.items()
-        if present.get(part, "").split() != sql.split()
-    }
     modes = {file: stat.S_IMODE(Path(file).stat().st_mode) for file in (name, f"{name}-wal") if Path(file).exists()}
-    return FileFacts(counts, version, len(MIGRATIONS), problems, faults, modes)
+    return FileFacts(counts, version, len(MIGRATIONS), problems, modes)
 
 
 def count_records(path: str | os.PathLike[str], user_id: str) -> int:

@@ -49,13 +49,7 @@ class SQLiteKeyValueStore(KeyValueStore[V]):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0, file_mode: int = OWNER_ALONE) -> None:
-        database = shared_database(path, timeout, file_mode)
-        super().__init__(_Rows(database))
-        self._path = database.path
-
-    def __repr__(self) -> str:
-        """Show the file."""
-        return f"{type(self).__name__}({self._path!r})"
+        super().__init__(_Rows(shared_database(path, timeout, file_mode)))
 
 
 class _Rows(Transactions, KeyValueBackend):

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -25,10 +25,12 @@ from langchain_memkit.stores.vector_rows import (
     Mark,
     NewRecord,
     ReadUpTo,
+    RecordWrite,
     SessionSnapshot,
     SessionState,
     UserChanges,
     VectorBackend,
+    WantedRecords,
     WriteResult,
     check_expected,
 )
@@ -160,18 +162,14 @@ class _VectorRows(Transactions, VectorBackend):
         )
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
-    async def probe(self) -> bytes | None:
+    async def probe(self, new: bytes | None = None) -> bytes | None:
+        if new is not None:
+            await self._change("INSERT OR IGNORE INTO vector_meta VALUES (:name, :probe)", name=PROBE, probe=new)
         rows = await self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
-    async def begin(
-        self,
-        user_id: str,
-        session_id: str,
-        digests: Sequence[str],
-        ids: Sequence[str],
-        messages: Collection[str] | None,
-    ) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+        digests, ids, _ = wanted
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
         def rows_of(connection: sqlite3.Connection, statement: str, names: Sequence[str]) -> list[Row]:
@@ -186,12 +184,12 @@ class _VectorRows(Transactions, VectorBackend):
         here = "user_id = :user AND session_id = :session"
         ordered = f"{here} AND {LIVE} ORDER BY position DESC LIMIT 1"
         known = f"SELECT digest, vector FROM vectors WHERE user_id = :user AND digest {THESE}"
-        wanted = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
+        named = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
         with self._reading() as connection:
             generation = _generation(connection, user_id, session_id)
             last = rows_of(connection, f"SELECT {TEXTS}, position FROM vectors WHERE {ordered}", [session_id])
             vectors = rows_of(connection, f"{known} AND vector IS NOT NULL GROUP BY digest", digests)
-            records = rows_of(connection, wanted, ids)
+            records = rows_of(connection, named, ids)
         return SessionSnapshot(
             str(generation or await self._write(draw)),
             [stored_of(row[:-1]) for row in last],
@@ -202,22 +200,8 @@ class _VectorRows(Transactions, VectorBackend):
 
     # -- writing
 
-    async def keep_probe(self, probe: bytes) -> bytes:
-        def keep(connection: sqlite3.Connection) -> bytes:
-            connection.execute("INSERT OR IGNORE INTO vector_meta VALUES (?, ?)", (PROBE, probe))
-            return bytes(connection.execute("SELECT value FROM vector_meta WHERE name = ?", (PROBE,)).fetchone()[0])
-
-        return await self._write(keep)
-
-    async def write(
-        self,
-        user_id: str,
-        rows: Sequence[NewRecord],
-        delete: Sequence[str],
-        place: tuple[str, str] | None,
-        expected: Mapping[str, str],
-        state: int | None,
-    ) -> WriteResult | None:
+    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
+        rows, delete, place, expected, state = given
         ready = [values_of(row) for row in rows]
         sessions = {row.entry.id: row.entry.session for row in rows}
         now = self._now().timestamp()
@@ -362,10 +346,5 @@ class SQLiteVectorStore(RecordVectorStore):
         file_mode: int = OWNER_ALONE,
         now: Now = utc_now,
     ) -> None:
-        database = shared_database(path, timeout, file_mode)
-        super().__init__(_VectorRows(database, now), embedding, cache_bytes, now)
-        self._path = database.path
-
-    def __repr__(self) -> str:
-        """Show the file."""
-        return f"{type(self).__name__}({self._path!r})"
+        backend = _VectorRows(shared_database(path, timeout, file_mode), now)
+        super().__init__(backend, embedding, cache_bytes, now)

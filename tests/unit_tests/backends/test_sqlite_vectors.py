@@ -585,7 +585,7 @@ def test_files_of_0_1_0(path: Path) -> None:
     store.delete([str(record(1).id)], user_id="u1")
     assert drive(store.records.accesses("u1")) == {}
     facts_of_file = inspect_file(path)
-    assert (facts_of_file.version, facts_of_file.problems, facts_of_file.faults) == (len(MIGRATIONS), [], {})
+    assert (facts_of_file.version, facts_of_file.problems) == (len(MIGRATIONS), [])
 
 
 def test_the_vector_of_a_replaced_text_is_not_taken_for_that_text(tmp_path: Path) -> None:

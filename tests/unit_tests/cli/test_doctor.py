@@ -71,26 +71,6 @@ def test_files_that_others_can_read(memkit: Memkit, full: Path, mode: int, statu
     assert ("chmod 600" in rights["advice"]) == (status == "warn")
 
 
-def test_missing_indexes_are_said(memkit: Memkit, full: Path) -> None:
-    """A missing index or trigger fails, with what to do."""
-    with closing(sqlite3.connect(full)) as connection:
-        connection.executescript("DROP INDEX turns_expires; DROP TRIGGER turns_deleted")
-    code, checks = looked_at(memkit, full)
-    assert code == 1
-    for name in ("turns_expires", "turns_deleted"):
-        assert checks[f"{full}: {name}"]["found"] == "missing"
-        assert "memkit migrate" in checks[f"{full}: {name}"]["advice"]
-
-
-def test_a_wrong_table_is_left_alone(memkit: Memkit, full: Path) -> None:
-    """A table that is not as it should be fails, and --fix does not touch a file."""
-    with closing(sqlite3.connect(full)) as connection:
-        connection.execute("ALTER TABLE key_values ADD COLUMN more TEXT")
-    done = memkit("doctor", full, "--fix")
-    assert done.exit_code == 1
-    assert "not as memkit makes it" in done.stdout
-
-
 def test_damage_is_found(memkit: Memkit, full: Path) -> None:
     """A damaged file fails, with what can still be done."""
     data = bytearray(full.read_bytes())
