@@ -168,6 +168,14 @@ def message_text(message: BaseMessage) -> str:
     return " ".join(parts)
 
 
+def answer_text(answer: object) -> str:
+    """Return the text that a model, or a function in its place, gave as a message or as text, or raise."""
+    if not isinstance(answer, (str, BaseMessage)):
+        msg = f"the model must return a message or text, not {type(answer).__name__}"
+        raise TypeError(msg)
+    return str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+
+
 MESSAGE = 100_000  # characters of a message in which memories look for names, and which they embed
 QUESTION = 20_000  # characters of a question that memories look at
 WORDS = 10_000  # words and signs of a text in which memories look for names: spaCy reads 15,000 a second

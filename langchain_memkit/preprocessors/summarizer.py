@@ -16,6 +16,7 @@ from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
 from langchain_memkit.base import Now, TokenCounter, describe_error
 from langchain_memkit.errors import ConfigurationError, StaleTurnError
+from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.messages.trimming import find_cut_point
 from langchain_memkit.preprocessors.budget import Budget, checked_size
@@ -168,10 +169,7 @@ class Summarizer:
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
         answer = await model_call(self.llm, prompt, call, self.timeout)
-        if not isinstance(answer, (str, BaseMessage)):
-            msg = f"the model must return a message or text, not {type(answer).__name__}"
-            raise TypeError(msg)
-        text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+        text = answer_text(answer)
         if not text:
             msg = "the model returned nothing"
             raise ValueError(msg)
