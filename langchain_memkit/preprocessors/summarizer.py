@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -194,12 +194,7 @@ class Summarizer:
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
             notes.append(f"summary not stored: {type(error).__name__}")
-            if (known := talk.known) is None:
-                return record
-            # The record is not in the store, so the next one must not name it as its predecessor: hand on the key of
-            # the last stored record.
-            sources = {**record.sources, "previous": known.sources.get("previous")}
-            return replace(record, sources=sources, key=known.key)
+            return record
         # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
         history: Any = (config.get("configurable") or {}).get("message_history")
         if record.position is not None and record.position.epoch and has_native(history, "view"):

@@ -348,9 +348,6 @@ class PromptBuilder:
 
 def memory_entries(entries: Any) -> list[Any]:
     """Validate the `memories` argument and wrap retrievers into memories."""
-    if not isinstance(entries, Sequence):
-        msg = f"memories must be a list, not {type(entries).__name__}"
-        raise ConfigurationError(msg)
     found: list[Any] = []
     for i, entry in enumerate(entries):
         is_class = isinstance(entry, type)
