@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from html import escape
+from itertools import islice
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -192,15 +193,11 @@ def truncate_with_warning(text: str, most: int, what: str) -> str:
 
 def limit_words(text: str, what: str) -> str:
     """Return the first 10,000 words and signs of a text; a cut is logged as in `truncate_with_warning`."""
-    if len(text) <= WORDS:
+    last = None if len(text) <= WORDS else next(islice(WORD.finditer(text), WORDS - 1, None), None)
+    if last is None or not text[last.end() :].strip():
         return text
-    for number, word in enumerate(WORD.finditer(text), 1):
-        if number == WORDS:
-            if text[word.end() :].strip():
-                _say_once(what, f"{WORDS:,} words and signs")
-                return text[: word.end()]
-            break
-    return text
+    _say_once(what, f"{WORDS:,} words and signs")
+    return text[: last.end()]
 
 
 @cache

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._histories import add_messages, append_turn
-from langchain_memkit._sync import Step, call_user_function, event
+from langchain_memkit._sync import Step, call_user_function, event, raise_or_call
 from langchain_memkit.base import (
     HistoryView,
     Memory,
@@ -230,27 +230,18 @@ class TurnOptions:
             await self._dropped(turn, error)
             named = error.stored  # the first attempt may have ended before the memories saved it
         # Only a turn that may have drawn the epoch itself passes its position, where the epoch is looked up.
-        await notify_memories(
-            memories, SavedTurn(named, turn_id, turn.epoch), history, seq if turn.draws_epoch else None
-        )
+        drawn_at = seq if turn.draws_epoch else None
+        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, drawn_at)
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:
-        if self.on_dropped_turn == "raise":
-            raise error
-        if callable(self.on_dropped_turn):
-            await call_user_function(self.on_dropped_turn, error, name="on_dropped_turn")
-        else:
+        if not await raise_or_call(self.on_dropped_turn, error, "on_dropped_turn"):
             logger.warning("turn not stored: %s", error)
             await _event(turn, "memkit_dropped_turn", error)
 
     async def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         await _event(turn, "memkit_save_error", error)
-        if self.on_save_error == "raise":
-            raise error
-        if callable(self.on_save_error):
-            await call_user_function(self.on_save_error, error, name="on_save_error")
-        else:
+        if not await raise_or_call(self.on_save_error, error, "on_save_error"):
             logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
 
 
