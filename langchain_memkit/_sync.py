@@ -247,6 +247,15 @@ def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> S
     return Step(sync, asynchronous)
 
 
+async def raise_or_call(option: object, error: Exception, name: str) -> bool:
+    """Do what an `on_...` option says of an error: raise it, or call the given function; return whether it is one."""
+    if option == "raise":
+        raise error
+    if callable(option):
+        await call_user_function(option, error, name=name)
+    return callable(option)
+
+
 def cpu_bound(function: Callable[[], T], *, long: bool = True) -> Step[T]:
     """Return work without I/O as a step. On an event loop it runs in a thread if `long`, to keep the loop free."""
 

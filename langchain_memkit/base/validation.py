@@ -90,20 +90,20 @@ def check_one_of(value: object, name: str, known: Sequence[str], *, function: bo
         raise ConfigurationError(msg)
 
 
-def check_prompt(prompt: object, known: set[str], suffices: Callable[[set[str]], object], needs: str) -> set[str]:
+def check_prompt(prompt: object, known: set[str], fits: Callable[[set[str]], object], needs: str) -> set[str]:
     """Return the variables that a `prompt` argument takes: none for None or an instruction, which is text without any.
 
-    A template takes some of the `known` variables; `suffices` says whether they are enough, `needs` which ones are.
+    An instruction holds none of the `known` variables; `fits` says whether those of a template do, `needs` which ones.
     """
     if isinstance(prompt, BasePromptTemplate):
         takes = {*prompt.input_variables, *prompt.optional_variables}
-        if takes - known or not suffices(takes):
+        if not fits(takes):
             msg = f"prompt must take {needs}; it takes {sorted(takes)}"
             raise ConfigurationError(msg)
         return takes
     is_text = isinstance(prompt, str) and prompt.strip() and not any(f"{{{name}}}" in prompt for name in known)
     if not (prompt is None or is_text):
-        msg = f"prompt={prompt!r:.60} is no instruction: with variables in it, pass a ChatPromptTemplate"
+        msg = f"prompt must be text without variables, or a ChatPromptTemplate: {prompt!r:.60} is no instruction"
         raise ConfigurationError(msg)
     return set()
 

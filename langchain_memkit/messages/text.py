@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from html import escape
+from itertools import islice
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -168,6 +169,14 @@ def message_text(message: BaseMessage) -> str:
     return " ".join(parts)
 
 
+def answer_text(answer: object) -> str:
+    """Return the text that a model, or a function in its place, gave as a message or as text, or raise."""
+    if not isinstance(answer, (str, BaseMessage)):
+        msg = f"the model must return a message or text, not {type(answer).__name__}"
+        raise TypeError(msg)
+    return str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+
+
 MESSAGE = 100_000  # characters of a message in which memories look for names, and which they embed
 QUESTION = 20_000  # characters of a question that memories look at
 WORDS = 10_000  # words and signs of a text in which memories look for names: spaCy reads 15,000 a second
@@ -184,15 +193,11 @@ def truncate_with_warning(text: str, most: int, what: str) -> str:
 
 def limit_words(text: str, what: str) -> str:
     """Return the first 10,000 words and signs of a text; a cut is logged as in `truncate_with_warning`."""
-    if len(text) <= WORDS:
+    last = None if len(text) <= WORDS else next(islice(WORD.finditer(text), WORDS - 1, None), None)
+    if last is None or not text[last.end() :].strip():
         return text
-    for number, word in enumerate(WORD.finditer(text), 1):
-        if number == WORDS:
-            if text[word.end() :].strip():
-                _say_once(what, f"{WORDS:,} words and signs")
-                return text[: word.end()]
-            break
-    return text
+    _say_once(what, f"{WORDS:,} words and signs")
+    return text[: last.end()]
 
 
 @cache

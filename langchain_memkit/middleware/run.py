@@ -365,23 +365,16 @@ class Run:
 
     def turn(self, new: list[BaseMessage], config: RunnableConfig) -> OpenTurn:
         """Return the run's turn in the form that `TurnOptions` saves."""
-        history, native, memories = self.session
-        epoch = self.marker["epoch"] if native else None
-        # A resumed run may have started the session itself: its marker's epoch then differs from the one read now.
-        stands = native and self.view.seq > 0 and self.view.epoch == epoch
         return OpenTurn(
-            history=history,
-            native=native,
-            memories=memories,
+            session=self.session,
+            view=self.view,
             turn_id=self.marker["turn_id"],
-            epoch=epoch,
+            epoch=self.marker["epoch"],
             since=turn_started_at(self.marker),
             new=new,
             config=config,
             in_graph=True,
             replayed=self.replayed is not None,
-            begun=stands and not getattr(history, "ttl", None),
-            head=self.view.head,
         )
 
 

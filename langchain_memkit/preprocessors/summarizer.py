@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +16,7 @@ from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
 from langchain_memkit.base import Now, TokenCounter, describe_error
 from langchain_memkit.errors import ConfigurationError, StaleTurnError
+from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.messages.trimming import find_cut_point
 from langchain_memkit.preprocessors.budget import Budget, checked_size
@@ -168,10 +169,7 @@ class Summarizer:
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
         answer = await model_call(self.llm, prompt, call, self.timeout)
-        if not isinstance(answer, (str, BaseMessage)):
-            msg = f"the model must return a message or text, not {type(answer).__name__}"
-            raise TypeError(msg)
-        text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+        text = answer_text(answer)
         if not text:
             msg = "the model returned nothing"
             raise ValueError(msg)
@@ -196,12 +194,7 @@ class Summarizer:
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
             notes.append(f"summary not stored: {type(error).__name__}")
-            if (known := talk.known) is None:
-                return record
-            # The record is not in the store, so the next one must not name it as its predecessor: hand on the key of
-            # the last stored record.
-            sources = {**record.sources, "previous": known.sources.get("previous")}
-            return replace(record, sources=sources, key=known.key)
+            return record
         # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
         history: Any = (config.get("configurable") or {}).get("message_history")
         if record.position is not None and record.position.epoch and has_native(history, "view"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias, get_args
@@ -15,11 +13,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_memkit._sync import adrive, drive, event
 from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
 from langchain_memkit.base.validation import check_one_of
-from langchain_memkit.errors import ContextTooLargeError
-from langchain_memkit.messages.tokens import count_tokens
+from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages.trimming import (
     RESULTS,
-    STATUS,
     MessageType,
     find_cut_point,
     leading_system_count,
@@ -29,10 +25,8 @@ from langchain_memkit.messages.trimming import (
 )
 from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, new_input, token_sizes
 
-OnOverflow: TypeAlias = Literal["keep", "truncate_tool_results", "raise"]
+OnOverflow: TypeAlias = Literal["keep", "raise"]
 Kinds: TypeAlias = Sequence[MessageType] | None
-MARK = "\n[... {} characters cut off ...]"
-MARKED = re.compile(r"\n\[\.\.\. (\d+) characters cut off \.\.\.\]$")
 
 
 class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
@@ -46,7 +40,11 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
     def __init__(
         self, budget: Budget, on_overflow: OnOverflow, *, include_system: bool = True, start_on: Kinds = None
     ) -> None:
-        check_one_of(on_overflow, "on_overflow", get_args(OnOverflow))
+        policy: str = on_overflow
+        if policy == "truncate_tool_results":
+            msg = f"on_overflow={policy!r} is gone: shorten results in a step behind, create_trim_preprocessor(...) | f"
+            raise ConfigurationError(msg)
+        check_one_of(policy, "on_overflow", get_args(OnOverflow))
         self.budget = budget
         self._on_overflow = on_overflow
         self._include_system = include_system
@@ -126,8 +124,6 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
         """Handle messages that must be kept but do not fit, as `on_overflow` says."""
-        if self._on_overflow == "truncate_tool_results":
-            kept = truncate_results(kept, room, self.budget)
         total = self.budget.tokens(kept)
         if total > room and asked:
             kept = kept[:lead]
@@ -139,39 +135,6 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             )
             raise ContextTooLargeError(msg)
         return kept
-
-
-def truncate_results(messages: list[BaseMessage], room: int, budget: Budget) -> list[BaseMessage]:
-    """Shorten the trailing tool results until everything fits, the longest most, and mark them as cut off."""
-    first = trailing_results(messages, 0)
-    counts = count_tokens(messages, budget.counter)
-    left = room - sum(counts[:first])
-    kept = list(messages)
-    order = sorted(range(first, len(messages)), key=lambda i: counts[i])
-    for n, i in enumerate(order):  # shortest first: what they leave of their share goes to the longer ones
-        share = left // (len(order) - n)
-        if counts[i] > share:
-            kept[i] = _shortened(messages[i], share, budget)
-            counts[i] = budget.tokens([kept[i]])
-        left -= counts[i]
-    return kept
-
-
-def _shortened(message: BaseMessage, share: int, budget: Budget) -> BaseMessage:
-    """Cut a message to the longest beginning within `share` tokens, marked; unchanged if no cut makes it smaller."""
-    text, gone = str(message.text), 0
-    # A message that was cut before gets one mark for all that is missing, not a second one.
-    if message.response_metadata.get(STATUS) == "truncated" and (mark := MARKED.search(text)):
-        text, gone = text[: mark.start()], int(mark[1])
-
-    def cut(length: int) -> BaseMessage:
-        note = {**message.response_metadata, STATUS: "truncated"}
-        content = text[:length] + MARK.format(gone + len(text) - length)
-        return message.model_copy(update={"content": content, "response_metadata": note})
-
-    fits = bisect_right(range(1, len(text)), share, key=lambda length: budget.tokens([cut(length)]))
-    shortest = cut(fits)
-    return shortest if budget.tokens([shortest]) < budget.tokens([message]) else message
 
 
 def create_trim_preprocessor(
@@ -208,11 +171,11 @@ def create_trim_preprocessor(
         start_on: Message types that the kept messages may begin with, after system messages, as in `trim_messages`;
             default: the beginning of a turn.
         on_overflow: What to do if the messages that must be kept (system messages, the newest human message, and tool
-            results that the model has not seen yet) do not fit: `"keep"` returns them all the same,
-            `"truncate_tool_results"` shortens these results and marks them, `"raise"` raises.
+            results that the model has not seen yet) do not fit: `"keep"` returns them all the same, `"raise"` raises.
 
     Returns:
-        A runnable from messages to messages, in order; messages are the same objects unless they had to be shortened.
+        A runnable from messages to messages, in order; messages are the same objects, unless a call without a result
+        was taken out of one.
 
     Raises:
         ConfigurationError: An argument is malformed.

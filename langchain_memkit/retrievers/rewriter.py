@@ -13,7 +13,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_memkit.base.validation import check_prompt
-from langchain_memkit.messages.text import escaped, quote_lines, sentence_spans
+from langchain_memkit.messages.text import answer_text, escaped, quote_lines, sentence_spans
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.ranking.tokenize import tokenize
 from langchain_memkit.retrievers.expansion import CHARACTERS, Turn, words_of
@@ -75,7 +75,7 @@ class QuestionPrompt:
     def __init__(self, prompt: str | BasePromptTemplate[PromptValue] | None) -> None:
         self._instruction = INSTRUCTION if prompt is None else prompt
         needs = "'input', and 'chat_history' (messages) or 'questions' (text) or both"
-        self._takes = check_prompt(prompt, VARIABLES, lambda takes: "input" in takes and len(takes) > 1, needs)
+        self._takes = check_prompt(prompt, VARIABLES, lambda takes: {"input"} < takes <= VARIABLES, needs)
 
     def recent(self, turns: Sequence[Turn], n: int, max_tokens: int) -> list[Turn]:
         """Return the newest turns for the model, oldest first: at most `n`, within `max_tokens`.
@@ -160,10 +160,7 @@ def question_of_answer(answer: object) -> str:
             _check_end(raw)  # the parser completes JSON that was cut off, so a truncated question would pass
             return question_in(parsed["question"].strip())
         answer = raw
-    if not isinstance(answer, (str, BaseMessage)):
-        msg = f"the model must return a message or text, not {type(answer).__name__}"
-        raise TypeError(msg)
-    text = str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
+    text = answer_text(answer)
     if "\n" not in text:
         _check_end(answer)
     return question_in(text)

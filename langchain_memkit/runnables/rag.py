@@ -23,6 +23,7 @@ from langchain_memkit._histories import has_native
 from langchain_memkit._sync import CONDENSED, Step, adrive, drive
 from langchain_memkit.base import CONTEXT as TURN
 from langchain_memkit.base import GetSessionHistory, TurnContext, Window, check_arguments, check_one_of
+from langchain_memkit.base.validation import check_prompt
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.retriever import record_of
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
@@ -111,24 +112,11 @@ class RagPrompt:
     def __init__(self, prompt: Prompt, input_key: str) -> None:
         self._instruction = INSTRUCTION if prompt is None else prompt
         self._input_key = input_key
-        names = list(dict.fromkeys(["input", input_key]))
-        self._template = prompt if isinstance(prompt, BasePromptTemplate) else None
-        if self._template is None:
-            text: object = self._instruction
-            variables = ("context", "chat_history", *names)
-            if not isinstance(text, str) or not text.strip() or any(f"{{{name}}}" in text for name in variables):
-                msg = (
-                    "prompt must be an instruction, or a prompt template that takes 'context' and the question; "
-                    "for text with variables in it, pass a ChatPromptTemplate"
-                )
-                raise ConfigurationError(msg)
-            return
-        takes = {*self._template.input_variables, *self._template.optional_variables}
-        if "context" not in takes or not takes & {*names}:
-            known = " or ".join(map(repr, names))
-            msg = f"prompt must take 'context' (the records) and {known} (the question); it takes {sorted(takes)}"
-            raise ConfigurationError(msg)
-        messages = getattr(self._template, "messages", ())
+        names = {"input", input_key}
+        needs = f"'context' (the records) and {' or '.join(map(repr, sorted(names)))} (the question)"
+        known = {"context", "chat_history", *names}
+        takes = check_prompt(prompt, known, lambda takes: "context" in takes and takes & names, needs)
+        messages = getattr(prompt, "messages", ())
         self._places = {m.variable_name for m in messages if isinstance(m, MessagesPlaceholder)}
         others = sorted(self._places - {"context", *names})
         if others and "chat_history" not in takes:
@@ -142,9 +130,9 @@ class RagPrompt:
         # The records come just before the question, so that the instruction and the past before them stay a constant
         # prefix.
         records, past = context_message(value["context"]), [*value["chat_history"], *before]
-        template = self._template
-        if template is None:
-            return [SystemMessage(str(self._instruction)), *past, records, question]
+        template = self._instruction
+        if isinstance(template, str):
+            return [SystemMessage(template), *past, records, question]
         text, asked = str(question.text), [question]
         history = "\n".join(escaped(line_of(message)) for message in past)
         texts = {"chat_history": history, "context": str(records.content), "input": text, self._input_key: text}

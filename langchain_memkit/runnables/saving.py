@@ -14,13 +14,13 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._histories import add_messages, append_turn
-from langchain_memkit._sync import Step, call_user_function, event
+from langchain_memkit._sync import Step, call_user_function, event, raise_or_call
 from langchain_memkit.base import (
+    HistoryView,
     Memory,
     MemoryFactory,
     Preprocessor,
     SavedTurn,
-    SessionHead,
     check_one_of,
     describe_error,
 )
@@ -36,7 +36,7 @@ from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note, without_forged_marks
 from langchain_memkit.messages.trimming import same_messages, with_turn_ids
-from langchain_memkit.runnables.session import PromptBuilder, memory_entries
+from langchain_memkit.runnables.session import BoundSession, PromptBuilder, memory_entries
 from langchain_memkit.runnables.wiring import ModelInputWatch
 
 logger = logging.getLogger("langchain_memkit")
@@ -68,11 +68,10 @@ class TurnKeywords(TypedDict, total=False):
 class OpenTurn:
     """A turn in progress: everything that saving it needs, captured when it began."""
 
-    history: Any
-    native: bool  # has `view` and `append_turn`
-    memories: list[Memory]
+    session: BoundSession
+    view: HistoryView  # the history as it was read
     turn_id: str
-    epoch: int | None
+    epoch: int  # of the session when the turn began
     since: datetime | None
     new: list[BaseMessage]
     config: RunnableConfig
@@ -83,9 +82,13 @@ class OpenTurn:
     in_graph: bool = False  # the graph gave its messages ids, different ones in each attempt
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
-    begun: bool = False  # the session has turns that never expire, so its epoch is set; else the first turn draws one
-    head: SessionHead | None = None  # the session's last position and epoch when the history was read
     watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
+
+    @property
+    def draws_epoch(self) -> bool:
+        """Whether the turn may draw a new epoch: as the session's first, or because those before it may expire."""
+        history, view = self.session.history, self.view
+        return view.seq == 0 or view.epoch != self.epoch or bool(getattr(history, "ttl", None))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,12 +190,12 @@ class TurnOptions:
         return await self._append(turn, messages, turn_id, given) if messages else None
 
     async def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> int | None:
-        history = turn.history
+        history, native, memories = turn.session
         # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
         # and a retry may store it twice.
-        if not turn.native:
+        if not native:
             await add_messages(history, messages)
-            await save_all(turn.memories, SavedTurn(messages, turn_id))
+            await save_all(memories, SavedTurn(messages, turn_id))
             return None
         place = [getattr(history, "user_id", None) or "", getattr(history, "session_id", "")]
         # Memories identify their records by the ids of the messages that they were derived from, so ids are set
@@ -200,7 +203,9 @@ class TurnOptions:
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
         try:
-            seq = await append_turn(history, named, turn_id=turn_id, epoch=turn.epoch, since=turn.since, head=turn.head)
+            seq = await append_turn(
+                history, named, turn_id=turn_id, epoch=turn.epoch, since=turn.since, head=turn.view.head
+            )
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
@@ -224,29 +229,19 @@ class TurnOptions:
                 raise
             await self._dropped(turn, error)
             named = error.stored  # the first attempt may have ended before the memories saved it
-        # Only a turn that may be the session's first passes its position: it drew the epoch itself, which is looked up
-        # there.
-        await notify_memories(
-            turn.memories, SavedTurn(named, turn_id, turn.epoch or 0), history, None if turn.begun else seq
-        )
+        # Only a turn that may have drawn the epoch itself passes its position, where the epoch is looked up.
+        drawn_at = seq if turn.draws_epoch else None
+        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, drawn_at)
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:
-        if self.on_dropped_turn == "raise":
-            raise error
-        if callable(self.on_dropped_turn):
-            await call_user_function(self.on_dropped_turn, error, name="on_dropped_turn")
-        else:
+        if not await raise_or_call(self.on_dropped_turn, error, "on_dropped_turn"):
             logger.warning("turn not stored: %s", error)
             await _event(turn, "memkit_dropped_turn", error)
 
     async def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         await _event(turn, "memkit_save_error", error)
-        if self.on_save_error == "raise":
-            raise error
-        if callable(self.on_save_error):
-            await call_user_function(self.on_save_error, error, name="on_save_error")
-        else:
+        if not await raise_or_call(self.on_save_error, error, "on_save_error"):
             logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
 
 
@@ -254,7 +249,8 @@ def _write_error(error: Exception, turn: OpenTurn, output: object) -> HistoryWri
     """Turn any failure of a save into a `HistoryWriteError` that carries the answer."""
     if not isinstance(error, HistoryWriteError):
         # A history of another package may have stored the turn, or a part of it, before it raised.
-        wrapped = HistoryWriteError(f"saving the turn raised {describe_error(error)}", maybe_stored=not turn.native)
+        foreign = not turn.session.native
+        wrapped = HistoryWriteError(f"saving the turn raised {describe_error(error)}", maybe_stored=foreign)
         wrapped.__cause__ = error
         error = wrapped
     error.output = output

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowError, InMemoryChatMessageHistory
 from langchain_memkit._histories import is_native
-from langchain_memkit._sync import Step, call_user_function, event, gather
+from langchain_memkit._sync import Step, call_user_function, event, gather, raise_or_call
 from langchain_memkit.base import (
     GetSessionHistory,
     HistoryView,
@@ -307,12 +307,9 @@ class PromptBuilder:
             if isinstance(result, ConfigurationError):  # every turn would fail with it
                 raise result
             failure, heard = load_failure(memory, result)
-            if self.on_load_error == "raise":
-                raise failure
-            await event(config, LOAD_ERROR, heard)
-            if callable(self.on_load_error):
-                await call_user_function(self.on_load_error, failure, name="on_load_error")
-            else:
+            if self.on_load_error != "raise":
+                await event(config, LOAD_ERROR, heard)
+            if not await raise_or_call(self.on_load_error, failure, "on_load_error"):
                 logger.warning("left out of the turn: %s", failure)
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
@@ -348,9 +345,6 @@ class PromptBuilder:
 
 def memory_entries(entries: Any) -> list[Any]:
     """Validate the `memories` argument and wrap retrievers into memories."""
-    if not isinstance(entries, Sequence):
-        msg = f"memories must be a list, not {type(entries).__name__}"
-        raise ConfigurationError(msg)
     found: list[Any] = []
     for i, entry in enumerate(entries):
         is_class = isinstance(entry, type)

@@ -240,23 +240,19 @@ class HistoryTurn(Runnable[Any, Any]):
         if watch is not None:
             config = merge_configs(config, {"callbacks": [watch]})
         return OpenTurn(
-            history=history,
-            native=session.native,
-            memories=session.memories,
+            session=session,
+            view=view,
             turn_id=turn_id,
             # Epoch and time of this read travel with the turn: if the session is cleared before the save, the append
             # is refused.
-            epoch=view.epoch if session.native else None,
-            since=view.read_at if session.native else None,
+            epoch=view.epoch,
+            since=view.read_at,
             new=[m for m in given if not m.id or m.id not in known],
             shown=[*before, *after],
             asked=asked,
             called_with=called_with,
             input=wiring.compose(value, before, after),
             config=config,
-            # With a TTL the turns may expire before the save, so that this turn draws a new epoch.
-            begun=session.native and view.seq > 0 and not getattr(history, "ttl", None),
-            head=view.head,
             watch=watch,
         )
 

@@ -207,8 +207,8 @@ def wiring_advice(runnable: object, input_key: str | None, history_key: str | No
     if (found.input_key, found.history_key) == (input_key, history_key):
         return None
     keys = {"input_messages_key": found.input_key, "history_messages_key": found.history_key}
-    told = " and ".join(f"{name}={key!r}" for name, key in keys.items() if key is not None)
-    return f"the prompt that the chain begins with is not given the past as messages. Give {told}"
+    way = _give(**{name: [key] for name, key in keys.items() if key is not None})
+    return f"the prompt that the chain begins with is not given the past as messages. {way}"
 
 
 def _first_prompt(runnable: object) -> tuple[BasePromptTemplate[Any] | None, frozenset[str]]:

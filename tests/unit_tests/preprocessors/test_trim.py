@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompt_values import ChatPromptValue
 
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
@@ -95,53 +95,16 @@ def test_system_lines_and_summary_in_front(include_system: bool, expected: list[
     assert texts(create_trim_preprocessor(3, token_counter=len).invoke(late)) == ["new rule", *texts(NEMO[2:])]
 
 
-@pytest.mark.parametrize("size", [500, 40_000])
-def test_results_are_truncated_and_marked(size: int) -> None:
-    """An overlong result is cut to what fits and says how much is missing; its pair, and the given one, are whole."""
-    messages = [*NEMO, *loop(1, size)]
-    trimmer = create_trim_preprocessor(100, on_overflow="truncate_tool_results")
-    (task, call, result) = trimmer.invoke(messages)
-    assert (task, call) == (messages[-3], messages[-2])
-    assert isinstance(result, ToolMessage)
-    assert result.response_metadata["memkit_status"] == "truncated"
-    (text, missing) = re.fullmatch(r"(x*)\n\[\.\.\. (\d+) characters cut off \.\.\.\]", result.text).groups()
-    assert len(text) + int(missing) == size
-    assert 95 <= approximate_tokens([task, call, result]) <= 100
-    assert messages[-1].text == "x" * size
-    assert "memkit_status" not in messages[-1].response_metadata
+def test_truncated_results_name_the_way_out() -> None:
+    """The policy that shortened results is gone; a step of one's own behind the trimmer does it."""
+    with pytest.raises(ConfigurationError, match=r"'truncate_tool_results' is gone: .* create_trim_preprocessor\("):
+        create_trim_preprocessor(100, on_overflow="truncate_tool_results")  # type: ignore[arg-type]
 
+    def shorten(messages: list[BaseMessage]) -> list[BaseMessage]:
+        return [m.model_copy(update={"content": m.text[:200]}) if isinstance(m, ToolMessage) else m for m in messages]
 
-def test_truncated_twice() -> None:
-    """A second, smaller budget cuts on and leaves one mark, with everything that is missing counted in it."""
-    messages = loop(1, 4_000)
-    for budget in (200, 100):
-        messages = create_trim_preprocessor(budget, on_overflow="truncate_tool_results").invoke(messages)
-    assert messages[-1].text.count("cut off") == 1
-    assert messages[-1].text.count("x") + int(re.findall(r"\d+", messages[-1].text)[0]) == 4_000
-    assert approximate_tokens(messages) <= 100
-
-
-def test_parallel_results_share_fairly() -> None:
-    """Short results stay whole, what they leave goes to the long ones, and these get the same each."""
-    messages = loop(1, parallel=4)
-    sizes = (20, 9_000, 50_000, 40)
-    messages[-4:] = [m.model_copy(update={"content": "x" * n}) for m, n in zip(messages[-4:], sizes, strict=True)]
-    kept = create_trim_preprocessor(400, on_overflow="truncate_tool_results").invoke(messages)
-    assert kept[2] is messages[2]
-    assert kept[5] is messages[5]
-    left = [m.text.count("x") for m in kept[3:5]]
-    assert abs(left[0] - left[1]) < 10
-    assert min(left) > 500
-    assert approximate_tokens(kept) <= 400
-
-
-def test_results_of_functions_are_truncated_too() -> None:
-    """The results of 2023 are results."""
-    call = AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}})
-    given = [TASK, call, FunctionMessage(content="x" * 5_000, name="f")]
-    kept = create_trim_preprocessor(60, on_overflow="truncate_tool_results").invoke(given)
-    assert kept[-1].response_metadata["memkit_status"] == "truncated"
-    assert approximate_tokens(kept) <= 60
+    kept = (create_trim_preprocessor(100) | shorten).invoke([*NEMO, *loop(1, 4_000)])
+    assert [len(m.text) for m in kept] == [len(TASK.text), 0, 200]
 
 
 def test_overflow_raises() -> None:

@@ -30,7 +30,7 @@ budgets = st.one_of(
     st.tuples(st.just(len), st.integers(1, 16)), st.tuples(st.just(approximate_tokens), st.integers(1, 250))
 )
 start_ons: st.SearchStrategy[Any] = st.sampled_from([None, None, "human", HumanMessage, "ai", ("human", "ai")])
-policies: st.SearchStrategy[Any] = st.sampled_from(["keep", "truncate_tool_results", "raise"])
+policies: st.SearchStrategy[Any] = st.sampled_from(["keep", "raise"])
 
 
 def lead_of(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -66,9 +66,8 @@ def is_within(kept: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> b
 def _is_left_of(kept: BaseMessage, message: BaseMessage) -> bool:
     if kept is message:
         return True
-    cut = isinstance(message, RESULTS) and kept.response_metadata.get("memkit_status") == "truncated"
     without_calls = isinstance(message, AIMessage) and type(kept) is type(message) and kept.text == message.text
-    return (cut or without_calls) and kept.id == message.id
+    return without_calls and kept.id == message.id
 
 
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -79,8 +78,7 @@ def test_what_always_holds(
     """Within budget, or exactly what must stay (`"raise"`: an error); sound, in order, newest question in it, stable.
 
     The documented exception: if the lead, the newest human message and the unseen results of tools at the very end are
-    too much by themselves, `"keep"` returns these and nothing else, `"truncate_tool_results"` returns these with every
-    one of the results shortened as far as it goes (or less, if then it fits), and `"raise"` raises.
+    too much by themselves, `"keep"` returns these and nothing else, and `"raise"` raises.
     """
     counter, room = budget
     trimmer = create_trim_preprocessor(
@@ -96,15 +94,10 @@ def test_what_always_holds(
         assert too_much
         return
     assert not (too_much and on_overflow == "raise")
-    if too_much and on_overflow == "keep":
+    if too_much:
         assert kept == needed
-    elif counter(kept) > room:
-        assert too_much
-        assert on_overflow == "truncate_tool_results"
-        assert [(type(m), m.id) for m in kept] == [(type(m), m.id) for m in needed]
-        assert all(a.content == b.content for a, b in zip(kept, needed, strict=True) if not isinstance(b, RESULTS))
-    if not too_much:
-        assert not any(m.response_metadata.get("memkit_status") == "truncated" for m in kept)
+    else:
+        assert counter(kept) <= room
     assert refused(kept) == []
     assert is_within(kept, messages)
     lead = lead_of(messages) if include_system else []

@@ -117,12 +117,11 @@ def test_the_new_input_shares_the_budget(histories: Any, run: Styles) -> None:
     assert all(160 <= approximate_tokens(call) <= 180 for call in model.calls)
 
 
-@pytest.mark.parametrize("on_overflow", ["keep", "truncate_tool_results"])
-def test_too_large_input_leaves_no_past(histories: Any, run: Styles, on_overflow: Any) -> None:
+def test_too_large_input_leaves_no_past(histories: Any, run: Styles) -> None:
     """A question larger than the budget is asked without a past; that is no error, and it is stored."""
     histories("s1").add_messages([SystemMessage("rule"), HumanMessage("q"), AIMessage("a")])
     model = FakeChatModel()
-    trimmer = create_trim_preprocessor(50, on_overflow=on_overflow)
+    trimmer = create_trim_preprocessor(50)
     chat = create_runnable_with_message_history(PROMPT | model, histories, preprocessor=trimmer, **KEYS)
     run(chat, {"input": "word " * 100}, S1)
     assert [len(m.text) for m in model.calls[0]] == [4, 500]
@@ -248,7 +247,7 @@ def test_trimmer_inside_the_wrapped_chain_uses_stored_counts(histories: Any) -> 
     "preprocessor",
     [
         create_trim_preprocessor(max_tokens=200),
-        create_trim_preprocessor(max_tokens=30, on_overflow="truncate_tool_results"),
+        create_trim_preprocessor(max_tokens=30),
         create_trim_preprocessor(max_tokens=3, token_counter=len),
         create_history_preprocessor(lambda prompt: "They met.", max_tokens=200),
     ],

@@ -63,13 +63,11 @@ def test_the_second_step_of_an_agent(histories: Any, run: Styles, kind: str, wor
 def test_a_result_that_is_too_large(histories: Any, run: Styles) -> None:
     """`on_overflow` decides in the middle of a turn as it does piped by hand alone."""
     huge = ToolMessage("number " * 400, tool_call_id="c1")
-    for policy in ("keep", "truncate_tool_results"):
-        seen: list[list[BaseMessage]] = []
-        trimmer = create_trim_preprocessor(200, on_overflow=policy)
-        agent = agent_with(trimmer, seen, AIMessage("", tool_calls=CALLS), huge)
-        run(create_runnable_with_message_history(agent, histories), "And now?", S1)
-        assert [m.type for m in seen[0]] == ["human", "ai", "tool"]
-        assert (len(seen[0][-1].text) < len(huge.text)) == (policy == "truncate_tool_results")
+    seen: list[list[BaseMessage]] = []
+    agent = agent_with(create_trim_preprocessor(200), seen, AIMessage("", tool_calls=CALLS), huge)
+    run(create_runnable_with_message_history(agent, histories), "And now?", S1)
+    assert [m.type for m in seen[0]] == ["human", "ai", "tool"]
+    assert seen[0][-1].text == huge.text
     strict = create_trim_preprocessor(200, on_overflow="raise")
     agent = agent_with(strict, [], AIMessage("", tool_calls=CALLS), huge)
     with pytest.raises(ContextTooLargeError):
