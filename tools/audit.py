@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = "langchain-memkit"
 AFFECTED = "langchain-core==1.2.4"  # CVE-2025-68664: a service that does not know it is none
 KNOWN_OPERATORS = {">=", "<=", "<", "==", "~="}
 
@@ -37,25 +36,19 @@ KNOWN_OPERATORS = {">=", "<=", "<", "==", "~="}
 class Advisory:
     """One entry of the list."""
 
-    id: str
     package: str
+    id: str
     affected: tuple[SpecifierSet, ...]
-    fixed: str
     title: str
-    source: str
-    aliases: tuple[str, ...] = ()
     unaffected: str = ""
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Advisory:
+    def of(cls, package: str, advisory_id: str, affected: Sequence[str], **more: Any) -> Advisory:
         """Read an entry; a missing field, or one that nobody knows, is an error."""
-        ranges = tuple(SpecifierSet(text) for text in entry["affected"])
-        if not ranges or not all(entry[name] for name in ("id", "package", "fixed", "title", "source")):
-            raise ValueError(f"{entry['id']}: every field must say something")
-        if any(Version(entry["fixed"]) in each for each in ranges):
-            raise ValueError(f"{entry['id']}: {entry['fixed']} is in {entry['affected']}, so it is no fix")
-        plain = {**entry, "affected": ranges, "aliases": tuple(entry.get("aliases", ()))}
-        return cls(**{**plain, "package": canonicalize_name(entry["package"])})
+        ranges = tuple(map(SpecifierSet, affected))
+        if not (ranges and more["title"]):
+            raise ValueError(f"{advisory_id}: every field must say something")
+        return cls(canonicalize_name(package), advisory_id, ranges, **more)
 
     def hits(self, version: str) -> bool:
         """Return whether a version is affected."""
@@ -71,7 +64,8 @@ class Advisory:
         return any(all(r.contains(begin, prereleases=True) for r in (admits, each)) for each, begin in begins)
 
     def __str__(self) -> str:
-        return f"{self.id} ({self.title}; fixed in {self.fixed}; {self.source})"
+        ranges = " or ".join(map(str, self.affected))
+        return f"{self.id} ({self.title}; {ranges}; https://osv.dev/vulnerability/{self.id})"
 
 
 def _begin(range_: SpecifierSet) -> str:
@@ -83,16 +77,16 @@ def _begin(range_: SpecifierSet) -> str:
 
 def read_advisories(path: Path = ROOT / "tools" / "advisories.toml") -> list[Advisory]:
     """Read the committed list."""
-    return [Advisory.of(entry) for entry in tomllib.loads(path.read_text())["advisory"]]
+    listed = tomllib.loads(path.read_text())
+    return [Advisory.of(package, name, **entry) for package, ids in listed.items() for name, entry in ids.items()]
 
 
 def admitted(path: Path = ROOT / "pyproject.toml") -> list[tuple[str, Requirement]]:
     """Return (where it stands, requirement) for each of our dependencies, those of the extras among them."""
     project = tomllib.loads(path.read_text())["project"]
-    found = [("dependencies", text) for text in project["dependencies"]]
-    found += [(f"extra {name}", text) for name, texts in project["optional-dependencies"].items() for text in texts]
-    requirements = [(where, Requirement(text)) for where, text in found]
-    return [(where, r) for where, r in requirements if canonicalize_name(r.name) != OURS]
+    listed = {"dependencies": project["dependencies"]}
+    listed |= {f"extra {name}": texts for name, texts in project["optional-dependencies"].items()}
+    return [(where, Requirement(text)) for where, texts in listed.items() for text in texts]
 
 
 def installed_version(package: str) -> str | None:
