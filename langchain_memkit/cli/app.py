@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from enum import StrEnum
 from typing import Annotated, Literal
 
 import typer
@@ -15,7 +14,7 @@ import langchain_memkit
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
 from langchain_memkit.backends.sqlite.database import TABLES
 from langchain_memkit.backends.sqlite.inspection import tables_of
-from langchain_memkit.cli.doctor import check_places, package_version
+from langchain_memkit.cli.doctor import check_places
 from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
 from langchain_memkit.cli.purge import purge_places
 from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format
@@ -36,20 +35,9 @@ from langchain_memkit.stores.history import HistoryFactory
 __all__ = ["app", "run"]
 
 
-class OutputFormat(StrEnum):
-    """The formats in which conversations can be written."""
-
-    MEMKIT = "memkit"
-    LANGCHAIN_MONGODB = "langchain-mongodb"
-    QA = "qa"
-
-
+OutputFormat = Literal["memkit", "langchain-mongodb", "qa"]
 Layout = Literal["turns", "langchain", "qa"]
-LAYOUTS: dict[OutputFormat, Layout] = {
-    OutputFormat.MEMKIT: "turns",
-    OutputFormat.LANGCHAIN_MONGODB: "langchain",
-    OutputFormat.QA: "qa",
-}
+LAYOUTS: dict[OutputFormat, Layout] = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}
 LINE_MB, ALL_MB = MAX_LINE_BYTES >> 20, MAX_BYTES >> 20
 
 app = typer.Typer(
@@ -72,7 +60,7 @@ def _flag(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> bool:
 
 def _version(ctx: typer.Context, value: bool) -> None:
     if value:
-        ctx.obj.line(f"langchain-memkit {package_version() or 'not installed'}")
+        ctx.obj.line(f"langchain-memkit {getattr(langchain_memkit, '__version__', 'not installed')}")
         raise typer.Exit
 
 
@@ -98,7 +86,7 @@ SessionIdColumn = Annotated[Text, _option("--session-id-column", "SQL: the colum
 FromFormat = Annotated[
     Format | None, _option("--from-format", "What they are kept as; else it is found out.", "|".join(Format))
 ]
-ToFormat = Annotated[OutputFormat, _option("--to-format", "What to keep them as, else memkit.", "|".join(OutputFormat))]
+ToFormat = Annotated[OutputFormat, _option("--to-format", "What to keep them as, else memkit.", "|".join(LAYOUTS))]
 From = Annotated[Text, _option("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", "WHERE")]
 To = Annotated[Text, _option("--to", f"A file or URI to write; else {TO_URI} or {URI}.", "WHERE")]
 In = Annotated[list[str] | None, _option("--in", f"A file or URI; give it again for more; else {URI}.", "WHERE")]
@@ -121,7 +109,7 @@ def migrate(
     source: From = None,
     target: To = None,
     from_format: FromFormat = None,
-    to_format: ToFormat = OutputFormat.MEMKIT,
+    to_format: ToFormat = "memkit",
     from_database: Annotated[str | None, _option("--from-database", "MongoDB: which to read.")] = None,
     from_collection: Annotated[str | None, _option("--from-collection", "MongoDB: which to read.")] = None,
     to_database: Annotated[str | None, _option("--to-database", "MongoDB: which to write.")] = None,
@@ -156,12 +144,9 @@ def migrate(
     with closing(written), closing(read) if isinstance(read, HistoryFactory) else nullcontext():
         if isinstance(read, HistoryFactory):
             in_place = read.turn_store.place == written.turn_store.place
-            if in_place and to_format is OutputFormat.LANGCHAIN_MONGODB:
+            if in_place and to_format == "langchain-mongodb":
                 output.note("one collection on both sides: its turns become rows of langchain-mongodb")
-            elif in_place and user is None:
-                msg = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
-                raise ConfigurationError(msg)
-            elif in_place or kept_as is Format.LANGCHAIN_MONGODB:
+            elif kept_as is Format.LANGCHAIN_MONGODB and not in_place:
                 read = history_source(read, "")  # only what belongs to nobody
         progress = _wants_bar(output, no_progress)
         report = migrate_history(read, written, user_id=user, dry_run=dry_run, progress=progress)
@@ -206,7 +191,7 @@ def import_(
     ctx: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What memkit export wrote; .gz is unpacked; - is stdin.")],
     target: To = None,
-    to_format: ToFormat = OutputFormat.MEMKIT,
+    to_format: ToFormat = "memkit",
     database: Database = None,
     collection: Collection = None,
     user: OnlyUser = None,

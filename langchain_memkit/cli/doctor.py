@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import version
 from typing import Literal, NamedTuple
 
+import langchain_memkit
 from langchain_memkit.backends.sqlite import inspection as files
 from langchain_memkit.backends.sqlite.database import REPAIR
 from langchain_memkit.cli.output import Output
 from langchain_memkit.cli.targets import Target, require_mongodb
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 
-__all__ = ["Check", "check_places", "package_version"]
+__all__ = ["Check", "check_places"]
 
-PACKAGE = "langchain-memkit"
 EVERYBODY = 0o006  # may read or write
-LARGE_COLLECTION = 100_000  # documents over which first use builds no index
 
 
 class Check(NamedTuple):
@@ -31,14 +29,6 @@ class Check(NamedTuple):
     status: Literal["ok", "warn", "fail"]
     found: str
     advice: str = ""
-
-
-def package_version(name: str = PACKAGE) -> str | None:
-    """Return the version of an installed package; None if it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def check_places(output: Output, places: Iterable[Target], *, fix: bool, as_json: bool) -> int:
@@ -71,23 +61,11 @@ def check_places(output: Output, places: Iterable[Target], *, fix: bool, as_json
 
 
 def _environment() -> Iterator[Check]:
-    """Check what needs neither a server nor a file; a missing extra is ok, since it may not be needed."""
+    """Tell what needs neither a server nor a file."""
     yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Check("SQLite", "ok", files.library_version())
-    yield Check(PACKAGE, "ok", package_version() or "run from a source tree that is not installed")
-    yield Check("langchain-core", "ok", package_version("langchain-core") or "?")
-    packages: dict[str, list[str]] = {}
-    for line in (requires(PACKAGE) or []) if package_version() else []:
-        found = re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line)
-        if found and found[1] != PACKAGE:
-            packages.setdefault(found[2], []).append(found[1])
-    for extra, names in packages.items():
-        versions = {name: package_version(name) for name in names}
-        if missing := [name for name, known in versions.items() if known is None]:
-            advice = f'if you need it: pip install "{PACKAGE}[{extra}]"'
-            yield Check(f"extra {extra}", "ok", f"not installed: {', '.join(missing)}", advice)
-        else:
-            yield Check(f"extra {extra}", "ok", ", ".join(f"{name} {known}" for name, known in versions.items()))
+    yield Check("langchain-memkit", "ok", getattr(langchain_memkit, "__version__", "not installed"))
+    yield Check("langchain-core", "ok", version("langchain-core"))
 
 
 def _file(place: Target) -> Iterator[Check]:
@@ -103,14 +81,10 @@ def _file(place: Target) -> Iterator[Check]:
         yield Check(f"{name}: integrity", "ok", "ok")
     found = f"{facts.version} of {facts.known_version}"
     if facts.version > facts.known_version:
-        yield Check(f"{name}: format", "fail", f"{found}: of a newer memkit", f"pip install --upgrade {PACKAGE}")
-    else:
-        yield Check(
-            f"{name}: format",
-            "ok" if facts.version else "warn",
-            found if facts.version else "nothing of memkit is in it",
-            "" if facts.version == facts.known_version else "the next use brings it up to date",
-        )
+        yield Check(f"{name}: format", "fail", f"{found}: of a newer memkit", "pip install --upgrade langchain-memkit")
+    elif facts.version:
+        advice = "" if facts.version == facts.known_version else "the next use brings it up to date"
+        yield Check(f"{name}: format", "ok", found, advice)
     if os.name == "posix":
         open_to = [f"{of_file:04o} {file}" for file, of_file in facts.modes.items() if of_file & EVERYBODY]
         if open_to:
@@ -145,13 +119,6 @@ def _database(output: Output, place: Target, fix: bool) -> Iterator[Check]:
         yield Check(full_name, "ok", holds if facts.faults else f"{holds}; all indexes are present")
         for fault in facts.faults:
             needed = "turns" in facts.kinds and fault.model.document.get("unique")
-            # First use builds no index on a collection this large, so a missing one is a failure, not a warning.
-            large = facts.size > LARGE_COLLECTION
             found = f"{fault.state}{', and without it turns could be lost or doubled' if needed else ''}"
-            found += ", and the collection is too large for it to be built at first use" if large else ""
-            yield Check(
-                f"{full_name}: index {fault.name}",
-                "fail" if needed or large else "warn",
-                found,
-                f"memkit doctor --fix builds it{'' if large else '; so does the first use'}",
-            )
+            status: Literal["fail", "warn"] = "fail" if needed else "warn"
+            yield Check(f"{full_name}: index {fault.name}", status, found, "memkit doctor --fix builds it")
