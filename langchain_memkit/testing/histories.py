@@ -9,11 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit.base import HistoryMessages, Position, Window
-from langchain_memkit.errors import (
-    HistoryConflictError,
-    IdempotencyConflictError,
-    StaleTurnError,
-)
+from langchain_memkit.errors import HistoryConflictError, IdempotencyConflictError, StaleTurnError
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, text_of_each
 
