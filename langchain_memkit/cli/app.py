@@ -81,8 +81,8 @@ OnlyCollection = Annotated[Text, _option("--collection", "MongoDB: only this one
 SessionIdKey = Annotated[str, _option("--session-id-key", "langchain-mongodb: the session id's field, else SessionId.")]
 HistoryKey = Annotated[str, _option("--history-key", "langchain-mongodb: the message's field, else History.")]
 UserIdKey = Annotated[str, _option("--user-id-key", "Q/A documents: the user's field, userId or email.")]
-Table = Annotated[Text, _option("--table", "SQL: the table, else message_store.")]
-SessionIdColumn = Annotated[Text, _option("--session-id-column", "SQL: the column of the session id.")]
+Table = Annotated[str, _option("--table", "SQL: the table, else message_store.")]
+SessionIdColumn = Annotated[str, _option("--session-id-column", "SQL: the session id's column, else session_id.")]
 FromFormat = Annotated[
     Format | None, _option("--from-format", "What they are kept as; else it is found out.", "|".join(Format))
 ]
@@ -117,8 +117,8 @@ def migrate(
     session_id_key: SessionIdKey = "SessionId",
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",
-    table: Table = None,
-    session_id_column: SessionIdColumn = None,
+    table: Table = "message_store",
+    session_id_column: SessionIdColumn = "session_id",
     user: Owner = None,
     dry_run: DryRun = False,
     no_progress: NoProgress = False,
@@ -131,8 +131,9 @@ def migrate(
     """
     output, keys = ctx.obj, (session_id_key, history_key)
     end = Target(_where(target, TO_URI), to_database, to_collection, keys, user_id_key)
-    begin = Target(_where(source, FROM_URI), from_database, from_collection, keys, user_id_key)
-    begin = check_target(replace(begin, table=table, session_id_column=session_id_column), "--from")
+    where = _where(source, FROM_URI)
+    begin = Target(where, from_database, from_collection, keys, user_id_key, table, session_id_column)
+    check_target(begin, "--from")
     check_target(end, "--to", exists=False)
     kept_as, collection = detect_format(begin, from_format, "--from")
     # A file of another application is not written to, unless it is named on both sides.
@@ -290,8 +291,7 @@ def _named(place: Target, collection: str | None) -> str:
 def _source(place: Target, kept_as: Format, collection: str | None) -> AnyFactory | ConversationSource:
     """Return the source for `migrate` in the given format."""
     if kept_as is Format.SQL:
-        columns = {"table_name": place.table, "session_id_column": place.session_id_column}
-        return langchain_sql_source(place.where, **{name: value for name, value in columns.items() if value})
+        return langchain_sql_source(place.where, place.table, place.session_id_column)
     if kept_as is Format.FILE:
         return langchain_file_source(place.where)
     if kept_as is Format.LANGGRAPH:

@@ -83,12 +83,7 @@ def export_history(
         for conversation in source.conversations():
             report.sessions += 1
             session = f"session {conversation.session_id!r}"
-            for turn in conversation.turns():
-                advance(1)
-                report.skipped += [f"{session}, {problem}" for problem in turn.problems]
-                # Nothing of the turn could be read; its problems are reported already.
-                if not turn.messages:
-                    continue
+            for turn in reported(conversation.turns(), report, f"{session}, ", advance):
                 try:
                     file.write(turn_line(conversation.user_id, conversation.session_id, turn, conversation.counter))
                 except HistoryWriteError as error:
