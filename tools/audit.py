@@ -20,7 +20,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -39,16 +38,14 @@ class Advisory:
     package: str
     id: str
     affected: tuple[SpecifierSet, ...]
-    title: str
-    unaffected: str = ""
+    unaffected: str
 
     @classmethod
-    def of(cls, package: str, advisory_id: str, affected: Sequence[str], **more: Any) -> Advisory:
-        """Read an entry; a missing field, or one that nobody knows, is an error."""
-        ranges = tuple(map(SpecifierSet, affected))
-        if not (ranges and more["title"]):
-            raise ValueError(f"{advisory_id}: every field must say something")
-        return cls(canonicalize_name(package), advisory_id, ranges, **more)
+    def of(cls, package: str, advisory_id: str, affected: Sequence[str], unaffected: str = "") -> Advisory:
+        """Read an entry; it is an error if nothing is affected."""
+        if not affected:
+            raise ValueError(f"{advisory_id}: no range is affected")
+        return cls(canonicalize_name(package), advisory_id, tuple(map(SpecifierSet, affected)), unaffected)
 
     def hits(self, version: str) -> bool:
         """Return whether a version is affected."""
@@ -64,8 +61,7 @@ class Advisory:
         return any(all(r.contains(begin, prereleases=True) for r in (admits, each)) for each, begin in begins)
 
     def __str__(self) -> str:
-        ranges = " or ".join(map(str, self.affected))
-        return f"{self.id} ({self.title}; {ranges}; https://osv.dev/vulnerability/{self.id})"
+        return f"{self.id} ({' or '.join(map(str, self.affected))}; https://osv.dev/vulnerability/{self.id})"
 
 
 def _begin(range_: SpecifierSet) -> str:
@@ -78,7 +74,11 @@ def _begin(range_: SpecifierSet) -> str:
 def read_advisories(path: Path = ROOT / "tools" / "advisories.toml") -> list[Advisory]:
     """Read the committed list."""
     listed = tomllib.loads(path.read_text())
-    return [Advisory.of(package, name, **entry) for package, ids in listed.items() for name, entry in ids.items()]
+    reasons = {(package, name): why for package, ids in listed.pop("unaffected").items() for name, why in ids.items()}
+    known = {(package, name): ranges for package, ids in listed.items() for name, ranges in ids.items()}
+    if strange := reasons.keys() - known.keys():
+        raise ValueError(f"a reason for what is not listed: {strange}")
+    return [Advisory.of(*key, ranges, reasons.get(key, "")) for key, ranges in known.items()]
 
 
 def admitted(path: Path = ROOT / "pyproject.toml") -> list[tuple[str, Requirement]]:

@@ -31,7 +31,7 @@ def audit() -> ModuleType:
 
 def advisory(audit: ModuleType, *affected: str, **more: Any) -> Any:
     """An entry of the list."""
-    return audit.Advisory.of("Some_Package", "CVE-1", affected, **{"title": "t", **more})
+    return audit.Advisory.of("Some_Package", "CVE-1", affected, **more)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,17 @@ def test_findings(audit: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"affected": []}, {"title": ""}, {"surprise": 1}, {"affected": ["about 2"]}], ids=repr
+    "wrong",
+    ["[p]\nCVE-1 = []", '[p]\nCVE-1 = ["about 2"]', "[p.CVE-1]\nsurprise = 1", '[unaffected.p]\nCVE-2 = "not listed"'],
 )
-def test_malformed_entries(audit: ModuleType, wrong: dict[str, Any]) -> None:
-    """An entry that does not say what it is, without a range, or with a field that nobody reads."""
-    entry = {"affected": ["<2"], "title": "t"}
-    assert audit.Advisory.of("p", "CVE-1", **entry).hits("1")
+def test_malformed_entries(audit: ModuleType, wrong: str, tmp_path: Path) -> None:
+    """An entry without a range, with a field that nobody reads, or a reason for what is not listed."""
+    (listed := tmp_path / "list.toml").write_text('[p]\nCVE-1 = ["<2"]\n[unaffected.p]\nCVE-1 = "not used"\n')
+    (entry,) = audit.read_advisories(listed)
+    assert (entry.hits("1"), entry.unaffected) == (True, "not used")
+    listed.write_text(wrong if "unaffected" in wrong else f"{wrong}\n[unaffected]\n")
     with pytest.raises((ValueError, TypeError)):
-        audit.Advisory.of("p", "CVE-1", **{**entry, **wrong})
+        audit.read_advisories(listed)
 
 
 def test_the_committed_list(audit: ModuleType) -> None:
