@@ -117,7 +117,7 @@ newest: ## code of others and all unit tests, on the newest langchain-core, lang
 pythons: ## unit tests of the installed wheel on the supported Pythons that are on this machine
 # Environments of their own: see noxfile.py.
 wheel extras floor newest pythons: $(DEV) openssl11
-	WORKERS=$(WORKERS) $(PY) -m nox --session $@ $(if $(filter pythons,$@),--no-error-on-missing-interpreters) -- $(ARGS)
+	$(IN_MEMORY) WORKERS=$(WORKERS) $(PY) -m nox --session $@ $(if $(filter pythons,$@),--no-error-on-missing-interpreters) -- $(ARGS)
 
 clean: ## removes .venv, fetched parts, caches and builds
 	rm -rf $(VENV) .parts .nox .gate dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -28,7 +28,6 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 AFFECTED = "langchain-core==1.2.4"  # CVE-2025-68664: a service that does not know it is none
-KNOWN_OPERATORS = {">=", "<=", "<", "==", "~="}
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Advisory:
 
 
 def _begin(range_: SpecifierSet) -> str:
-    if strange := {each.operator for each in range_} - KNOWN_OPERATORS:
+    if strange := {each.operator for each in range_} - {">=", "<=", "<", "==", "~="}:
         raise ValueError(f"cannot tell where {str(range_)!r} begins: {', '.join(sorted(strange))}")
     begins = [Version(each.version.removesuffix(".*")) for each in range_ if each.operator in (">=", "==", "~=")]
     return str(max(begins, default=Version("0")))
@@ -91,10 +90,7 @@ def admitted(path: Path = ROOT / "pyproject.toml") -> list[tuple[str, Requiremen
 
 def installed_version(package: str) -> str | None:
     """Return the version that is installed, if any."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in importlib.metadata.distributions(name=package)), None)
 
 
 def findings(

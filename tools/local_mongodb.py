@@ -352,21 +352,17 @@ def local_mongodb(nodes: int = 1, directory: Path | None = None) -> Iterator[Loc
             members.append(Node(binary, folder / f"node{index}", options))
             members[-1].launch()
         if in_set:
-            _initiate(members)
+            config = {
+                "_id": "rs0",
+                "members": [{"_id": index, "host": node.host} for index, node in enumerate(members)],
+                "settings": {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500},
+            }
+            with _client(f"mongodb://{members[0].host}/?directConnection=true") as client:
+                client.admin.command("replSetInitiate", config)
         hosts = ",".join(node.host for node in members)
         server = LocalMongoDB(f"mongodb://{hosts}/{'?replicaSet=rs0' if in_set else ''}", members)
         server.wait_ready()
         yield server
-
-
-def _initiate(members: Sequence[Node]) -> None:
-    config = {
-        "_id": "rs0",
-        "members": [{"_id": index, "host": node.host} for index, node in enumerate(members)],
-        "settings": {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500},
-    }
-    with _client(f"mongodb://{members[0].host}/?directConnection=true") as client:
-        client.admin.command("replSetInitiate", config)
 
 
 def _ask(node: Node, command: str) -> dict[str, Any]:
