@@ -93,7 +93,7 @@ async def arun_step(step: Step[T]) -> T:
     return await _checked(step).asynchronous()
 
 
-def _checked(awaited: Step[T]) -> Step[T]:
+def _checked(awaited: Operation[T]) -> Step[T]:
     if not isinstance(awaited, Step):
         name = type(awaited).__name__
         msg = f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)"
