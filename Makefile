@@ -20,8 +20,6 @@ DEV      := $(VENV)/.done-dev
 PIP       = UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=$(abspath $(VENV)) $(PY) -m $(INSTALLER) pip install $(QUIET)
 PYTEST    = $(PY) -m pytest $(ARGS)
 PARALLEL  = --dist worksteal -o tmp_path_retention_policy=failed
-# Sessions with environments of their own: see noxfile.py.
-NOX       = WORKERS=$(WORKERS) $(PY) -m nox --session
 
 # Temporary files (servers' data, SQLite files) lie in memory where that has 6 GB of room: tests do not wait for the disk.
 ifeq ($(shell df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 6000000) }'),1)
@@ -108,30 +106,18 @@ docs: $(DEV) openssl11 ## the documentation as a site in build/site, any warning
 # MEMKIT_FOLLOWUPS=folder.
 bench: MILLION = $(and $(MEMKIT_LOCOMO),$(if $(filter --quick,$(ARGS)),,--million))
 bench: $(DEV) openssl11 minilm ## memkit beside its peers on a real MongoDB, 20 minutes and more, and docs/benchmarks.md of it; make bench ARGS=--quick for a look that writes nothing
-	$(PY) -m benchmarks.history $(ARGS)
-	$(PY) -m benchmarks.context $(ARGS)
-	$(PY) -m benchmarks.moving $(ARGS)
-	$(PY) -m benchmarks.tokens $(ARGS)
-	$(PY) -m benchmarks.entities $(ARGS)
-	$(PY) -m benchmarks.titles $(ARGS)
+	for name in history context moving tokens entities titles followups; do $(PY) -m benchmarks.$$name $(ARGS); done
 	$(PY) -m benchmarks.recall $(ARGS) $(MILLION)
-	$(PY) -m benchmarks.followups $(ARGS)
 	$(PY) -m benchmarks.overview $(filter --quick,$(ARGS))
 
-wheel: $(DEV) ## wheel and source package, built and checked, and the wheel in an empty environment, with langchain-core only
-	$(NOX) wheel
-
-extras: $(DEV) openssl11 ## every extra alone in an empty environment: installs, says what is missing, does a little real work
-	$(NOX) extras
-
-floor: $(DEV) ## unit tests of the installed wheel on the oldest supported dependencies
-	$(NOX) floor -- $(ARGS)
-
-newest: $(DEV) ## code of others and all unit tests, on the newest langchain-core, langchain and langgraph that exist, the latter without the classes that langchain-core 2.0 removes
-	$(NOX) newest -- $(ARGS)
-
-pythons: $(DEV) ## unit tests of the installed wheel on the supported Pythons that are on this machine
-	$(NOX) pythons --no-error-on-missing-interpreters -- $(ARGS)
+wheel: ## wheel and source package, built and checked, and the wheel in an empty environment, with langchain-core only
+extras: ## every extra alone in an empty environment: installs, says what is missing, does a little real work
+floor: ## unit tests of the installed wheel on the oldest supported dependencies
+newest: ## code of others and all unit tests, on the newest langchain-core, langchain and langgraph that exist, the latter without the classes that langchain-core 2.0 removes
+pythons: ## unit tests of the installed wheel on the supported Pythons that are on this machine
+# Environments of their own: see noxfile.py.
+wheel extras floor newest pythons: $(DEV) openssl11
+	$(IN_MEMORY) WORKERS=$(WORKERS) $(PY) -m nox --session $@ $(if $(filter pythons,$@),--no-error-on-missing-interpreters) -- $(ARGS)
 
 clean: ## removes .venv, fetched parts, caches and builds
 	rm -rf $(VENV) .parts .nox .gate dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

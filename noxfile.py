@@ -51,9 +51,6 @@ def tests_alone(session: nox.Session, *parts: str) -> None:
     shutil.copy(ROOT / "pyproject.toml", copy)
     (copy / ".parts").symlink_to(ROOT / ".parts")
     session.chdir(copy)
-    shared = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108  # memory, see the Makefile
-    if shared and shared.f_bavail * shared.f_frsize > 6e9:
-        session.env["TMPDIR"] = "/dev/shm"  # noqa: S108
 
 
 def pytest(session: nox.Session, *arguments: str, **options: object) -> None:

@@ -85,25 +85,20 @@ class Step(Operation[T_co]):
 
 def run_step(step: Step[T]) -> T:
     """Perform a step by calling."""
-    try:
-        function = step.sync
-    except AttributeError:
-        raise _not_an_operation(step) from None
-    return function()
+    return _checked(step).sync()
 
 
 async def arun_step(step: Step[T]) -> T:
     """Perform a step by awaiting."""
-    try:
-        function = step.asynchronous
-    except AttributeError:
-        raise _not_an_operation(step) from None
-    return await function()
+    return await _checked(step).asynchronous()
 
 
-def _not_an_operation(awaited: object) -> TypeError:
-    name = type(awaited).__name__
-    return TypeError(f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)")
+def _checked(awaited: Operation[T]) -> Step[T]:
+    if not isinstance(awaited, Step):
+        name = type(awaited).__name__
+        msg = f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)"
+        raise TypeError(msg)
+    return awaited
 
 
 # -- drivers

@@ -17,10 +17,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -28,34 +27,24 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = "langchain-memkit"
 AFFECTED = "langchain-core==1.2.4"  # CVE-2025-68664: a service that does not know it is none
-KNOWN_OPERATORS = {">=", "<=", "<", "==", "~="}
 
 
 @dataclass(frozen=True)
 class Advisory:
     """One entry of the list."""
 
-    id: str
     package: str
+    id: str
     affected: tuple[SpecifierSet, ...]
-    fixed: str
-    title: str
-    source: str
-    aliases: tuple[str, ...] = ()
-    unaffected: str = ""
+    unaffected: str
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Advisory:
-        """Read an entry; a missing field, or one that nobody knows, is an error."""
-        ranges = tuple(SpecifierSet(text) for text in entry["affected"])
-        if not ranges or not all(entry[name] for name in ("id", "package", "fixed", "title", "source")):
-            raise ValueError(f"{entry['id']}: every field must say something")
-        if any(Version(entry["fixed"]) in each for each in ranges):
-            raise ValueError(f"{entry['id']}: {entry['fixed']} is in {entry['affected']}, so it is no fix")
-        plain = {**entry, "affected": ranges, "aliases": tuple(entry.get("aliases", ()))}
-        return cls(**{**plain, "package": canonicalize_name(entry["package"])})
+    def of(cls, package: str, advisory_id: str, affected: Sequence[str], unaffected: str = "") -> Advisory:
+        """Read an entry; it is an error if nothing is affected."""
+        if not affected:
+            raise ValueError(f"{advisory_id}: no range is affected")
+        return cls(canonicalize_name(package), advisory_id, tuple(map(SpecifierSet, affected)), unaffected)
 
     def hits(self, version: str) -> bool:
         """Return whether a version is affected."""
@@ -71,11 +60,11 @@ class Advisory:
         return any(all(r.contains(begin, prereleases=True) for r in (admits, each)) for each, begin in begins)
 
     def __str__(self) -> str:
-        return f"{self.id} ({self.title}; fixed in {self.fixed}; {self.source})"
+        return f"{self.id} ({' or '.join(map(str, self.affected))}; https://osv.dev/vulnerability/{self.id})"
 
 
 def _begin(range_: SpecifierSet) -> str:
-    if strange := {each.operator for each in range_} - KNOWN_OPERATORS:
+    if strange := {each.operator for each in range_} - {">=", "<=", "<", "==", "~="}:
         raise ValueError(f"cannot tell where {str(range_)!r} begins: {', '.join(sorted(strange))}")
     begins = [Version(each.version.removesuffix(".*")) for each in range_ if each.operator in (">=", "==", "~=")]
     return str(max(begins, default=Version("0")))
@@ -83,24 +72,25 @@ def _begin(range_: SpecifierSet) -> str:
 
 def read_advisories(path: Path = ROOT / "tools" / "advisories.toml") -> list[Advisory]:
     """Read the committed list."""
-    return [Advisory.of(entry) for entry in tomllib.loads(path.read_text())["advisory"]]
+    listed = tomllib.loads(path.read_text())
+    reasons = {(package, name): why for package, ids in listed.pop("unaffected").items() for name, why in ids.items()}
+    known = {(package, name): ranges for package, ids in listed.items() for name, ranges in ids.items()}
+    if strange := reasons.keys() - known.keys():
+        raise ValueError(f"a reason for what is not listed: {strange}")
+    return [Advisory.of(*key, ranges, reasons.get(key, "")) for key, ranges in known.items()]
 
 
 def admitted(path: Path = ROOT / "pyproject.toml") -> list[tuple[str, Requirement]]:
     """Return (where it stands, requirement) for each of our dependencies, those of the extras among them."""
     project = tomllib.loads(path.read_text())["project"]
-    found = [("dependencies", text) for text in project["dependencies"]]
-    found += [(f"extra {name}", text) for name, texts in project["optional-dependencies"].items() for text in texts]
-    requirements = [(where, Requirement(text)) for where, text in found]
-    return [(where, r) for where, r in requirements if canonicalize_name(r.name) != OURS]
+    listed = {"dependencies": project["dependencies"]}
+    listed |= {f"extra {name}": texts for name, texts in project["optional-dependencies"].items()}
+    return [(where, Requirement(text)) for where, texts in listed.items() for text in texts]
 
 
 def installed_version(package: str) -> str | None:
     """Return the version that is installed, if any."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in importlib.metadata.distributions(name=package)), None)
 
 
 def findings(

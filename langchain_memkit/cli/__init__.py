@@ -33,7 +33,4 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write('memkit: the command line needs an extra: pip install "langchain-memkit[cli]"\n')
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("memkit: interrupted before it began\n")
-        return 130
     return run(sys.argv[1:] if args is None else args)

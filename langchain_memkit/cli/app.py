@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from enum import StrEnum
-from typing import Annotated, Literal
+from importlib.metadata import version
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
 import langchain_memkit
-from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory
-from langchain_memkit.backends.sqlite.database import TABLES
-from langchain_memkit.backends.sqlite.inspection import tables_of
-from langchain_memkit.cli.doctor import check_places, package_version
+from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, inspection
+from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
 from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
 from langchain_memkit.cli.purge import purge_places
-from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format, require_mongodb
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 from langchain_memkit.migrate import (
     MigrationReport,
     export_history,
@@ -36,21 +37,11 @@ from langchain_memkit.stores.history import HistoryFactory
 __all__ = ["app", "run"]
 
 
-class OutputFormat(StrEnum):
-    """The formats in which conversations can be written."""
-
-    MEMKIT = "memkit"
-    LANGCHAIN_MONGODB = "langchain-mongodb"
-    QA = "qa"
-
-
+OutputFormat = Literal["memkit", "langchain-mongodb", "qa"]
 Layout = Literal["turns", "langchain", "qa"]
-LAYOUTS: dict[OutputFormat, Layout] = {
-    OutputFormat.MEMKIT: "turns",
-    OutputFormat.LANGCHAIN_MONGODB: "langchain",
-    OutputFormat.QA: "qa",
-}
+LAYOUTS: dict[OutputFormat, Layout] = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}
 LINE_MB, ALL_MB = MAX_LINE_BYTES >> 20, MAX_BYTES >> 20
+EVERYBODY = 0o006  # may read or write a file
 
 app = typer.Typer(
     cls=SafeGroup,
@@ -72,7 +63,7 @@ def _flag(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> bool:
 
 def _version(ctx: typer.Context, value: bool) -> None:
     if value:
-        ctx.obj.line(f"langchain-memkit {package_version() or 'not installed'}")
+        ctx.obj.line(f"langchain-memkit {getattr(langchain_memkit, '__version__', 'not installed')}")
         raise typer.Exit
 
 
@@ -93,12 +84,12 @@ OnlyCollection = Annotated[Text, _option("--collection", "MongoDB: only this one
 SessionIdKey = Annotated[str, _option("--session-id-key", "langchain-mongodb: the session id's field, else SessionId.")]
 HistoryKey = Annotated[str, _option("--history-key", "langchain-mongodb: the message's field, else History.")]
 UserIdKey = Annotated[str, _option("--user-id-key", "Q/A documents: the user's field, userId or email.")]
-Table = Annotated[Text, _option("--table", "SQL: the table, else message_store.")]
-SessionIdColumn = Annotated[Text, _option("--session-id-column", "SQL: the column of the session id.")]
+Table = Annotated[str, _option("--table", "SQL: the table, else message_store.")]
+SessionIdColumn = Annotated[str, _option("--session-id-column", "SQL: the session id's column, else session_id.")]
 FromFormat = Annotated[
     Format | None, _option("--from-format", "What they are kept as; else it is found out.", "|".join(Format))
 ]
-ToFormat = Annotated[OutputFormat, _option("--to-format", "What to keep them as, else memkit.", "|".join(OutputFormat))]
+ToFormat = Annotated[OutputFormat, _option("--to-format", "What to keep them as, else memkit.", "|".join(LAYOUTS))]
 From = Annotated[Text, _option("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", "WHERE")]
 To = Annotated[Text, _option("--to", f"A file or URI to write; else {TO_URI} or {URI}.", "WHERE")]
 In = Annotated[list[str] | None, _option("--in", f"A file or URI; give it again for more; else {URI}.", "WHERE")]
@@ -121,7 +112,7 @@ def migrate(
     source: From = None,
     target: To = None,
     from_format: FromFormat = None,
-    to_format: ToFormat = OutputFormat.MEMKIT,
+    to_format: ToFormat = "memkit",
     from_database: Annotated[str | None, _option("--from-database", "MongoDB: which to read.")] = None,
     from_collection: Annotated[str | None, _option("--from-collection", "MongoDB: which to read.")] = None,
     to_database: Annotated[str | None, _option("--to-database", "MongoDB: which to write.")] = None,
@@ -129,8 +120,8 @@ def migrate(
     session_id_key: SessionIdKey = "SessionId",
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",
-    table: Table = None,
-    session_id_column: SessionIdColumn = None,
+    table: Table = "message_store",
+    session_id_column: SessionIdColumn = "session_id",
     user: Owner = None,
     dry_run: DryRun = False,
     no_progress: NoProgress = False,
@@ -143,8 +134,9 @@ def migrate(
     """
     output, keys = ctx.obj, (session_id_key, history_key)
     end = Target(_where(target, TO_URI), to_database, to_collection, keys, user_id_key)
-    begin = Target(_where(source, FROM_URI), from_database, from_collection, keys, user_id_key)
-    begin = check_target(replace(begin, table=table, session_id_column=session_id_column), "--from")
+    where = _where(source, FROM_URI)
+    begin = Target(where, from_database, from_collection, keys, user_id_key, table, session_id_column)
+    check_target(begin, "--from")
     check_target(end, "--to", exists=False)
     kept_as, collection = detect_format(begin, from_format, "--from")
     # A file of another application is not written to, unless it is named on both sides.
@@ -156,12 +148,9 @@ def migrate(
     with closing(written), closing(read) if isinstance(read, HistoryFactory) else nullcontext():
         if isinstance(read, HistoryFactory):
             in_place = read.turn_store.place == written.turn_store.place
-            if in_place and to_format is OutputFormat.LANGCHAIN_MONGODB:
+            if in_place and to_format == "langchain-mongodb":
                 output.note("one collection on both sides: its turns become rows of langchain-mongodb")
-            elif in_place and user is None:
-                msg = "--from and --to are the same place: give --user, to hand what belongs to nobody to a user"
-                raise ConfigurationError(msg)
-            elif in_place or kept_as is Format.LANGCHAIN_MONGODB:
+            elif kept_as is Format.LANGCHAIN_MONGODB and not in_place:
                 read = history_source(read, "")  # only what belongs to nobody
         progress = _wants_bar(output, no_progress)
         report = migrate_history(read, written, user_id=user, dry_run=dry_run, progress=progress)
@@ -206,7 +195,7 @@ def import_(
     ctx: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What memkit export wrote; .gz is unpacked; - is stdin.")],
     target: To = None,
-    to_format: ToFormat = OutputFormat.MEMKIT,
+    to_format: ToFormat = "memkit",
     database: Database = None,
     collection: Collection = None,
     user: OnlyUser = None,
@@ -279,7 +268,7 @@ def doctor(
     """
     names = Target("", database, collection, (session_id_key, history_key), user_id_key)
     found = _places(places, names, "WHERE") if places or _where(None) else []  # without either: this machine only
-    return check_places(ctx.obj, found, fix=fix, as_json=as_json)
+    return _check_places(ctx.obj, found, fix=fix, as_json=as_json)
 
 
 def _where(where: str | None, *names: str) -> str:
@@ -305,8 +294,7 @@ def _named(place: Target, collection: str | None) -> str:
 def _source(place: Target, kept_as: Format, collection: str | None) -> AnyFactory | ConversationSource:
     """Return the source for `migrate` in the given format."""
     if kept_as is Format.SQL:
-        columns = {"table_name": place.table, "session_id_column": place.session_id_column}
-        return langchain_sql_source(place.where, **{name: value for name, value in columns.items() if value})
+        return langchain_sql_source(place.where, place.table, place.session_id_column)
     if kept_as is Format.FILE:
         return langchain_file_source(place.where)
     if kept_as is Format.LANGGRAPH:
@@ -318,7 +306,7 @@ def _source(place: Target, kept_as: Format, collection: str | None) -> AnyFactor
 
 def _refuse_foreign(place: Target) -> None:
     """Refuse a file of another application, since opening it would create memkit's tables in it."""
-    tables = tables_of(place.path) if place.is_sqlite else frozenset()
+    tables = inspection.tables_of(place.path) if place.is_sqlite else frozenset()
     if tables and tables.isdisjoint(TABLES):
         msg = f"{place.label} holds tables of something else and none of memkit: is the name right? Name a new file"
         raise ConfigurationError(msg)
@@ -355,6 +343,107 @@ def _report(output: Output, report: MigrationReport, verb: str) -> int:
         lines = [line.partition(": ") for line in report.skipped]
         output.table(["skipped", "why"], [(what, why or what) for what, _, why in lines])
     return int(bool(report.skipped))
+
+
+# -- doctor
+
+
+class Check(NamedTuple):
+    """The result of one check: its subject, its status, what was found, and advice if something is wrong."""
+
+    subject: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def _check_places(output: Output, places: Iterable[Target], *, fix: bool, as_json: bool) -> int:
+    """Check this machine and the given targets, and print the checks; return 1 if any of them fails.
+
+    With `fix`, missing indexes of collections are announced and built.
+    """
+    checks = list(_machine())
+    for place in places:
+        try:
+            for check in _check_server(output, place, fix) if place.is_mongodb else _check_file(place):
+                checks.append(check)  # noqa: PERF402  # checks before an error are kept
+        except (ConfigurationError, MissingExtraError) as error:
+            checks.append(Check(place.label, "fail", str(error)))
+        except HistoryReadError as error:
+            advice = "is the server running, are host, user and password right, does a firewall stand in between?"
+            # Errors of files contain their own advice.
+            checks.append(Check(place.label, "fail", output.brief(error), advice if place.is_mongodb else ""))
+        except OSError as error:
+            checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
+    if as_json:
+        plain = [{name: output.scrubbed(text) for name, text in check._asdict().items()} for check in checks]
+        output.raw(json.dumps(plain, indent=2))
+    else:
+        for check in checks:
+            output.line(f"{check.status:<5} {check.subject}: {check.found}")
+            if check.advice:
+                output.line(f"      -> {check.advice}")
+    return int(any(check.status == "fail" for check in checks))
+
+
+def _machine() -> Iterator[Check]:
+    """Tell what needs neither a server nor a file."""
+    yield Check("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("SQLite", "ok", inspection.library_version())
+    yield Check("langchain-memkit", "ok", getattr(langchain_memkit, "__version__", "not installed"))
+    yield Check("langchain-core", "ok", version("langchain-core"))
+
+
+def _check_file(place: Target) -> Iterator[Check]:
+    name = place.label
+    if place.is_sql_url or place.path.is_dir() or not inspection.is_sqlite(place.path):
+        yield Check(name, "fail", "is no SQLite file", "give a file, or mongodb://...")
+        return
+    facts = inspection.inspect_file(place.path)
+    yield Check(name, "ok", ", ".join(f"{n:,} {table}" for table, n in facts.counts.items()) or "nothing of memkit")
+    if facts.problems:
+        yield Check(f"{name}: integrity", "fail", "; ".join(facts.problems), REPAIR)
+    else:
+        yield Check(f"{name}: integrity", "ok", "ok")
+    found = f"{facts.version} of {facts.known_version}"
+    if facts.version > facts.known_version:
+        yield Check(f"{name}: format", "fail", f"{found}: of a newer memkit", "pip install --upgrade langchain-memkit")
+    elif facts.version:
+        advice = "" if facts.version == facts.known_version else "the next use brings it up to date"
+        yield Check(f"{name}: format", "ok", found, advice)
+    if os.name == "posix":
+        open_to = [f"{of_file:04o} {file}" for file, of_file in facts.modes.items() if of_file & EVERYBODY]
+        if open_to:
+            found = f"every user of this machine may read or write {', '.join(open_to)}"
+            yield Check(f"{name}: rights", "warn", found, f"chmod 600 {name}*, or 660 to share it with a group")
+        else:
+            yield Check(f"{name}: rights", "ok", f"{facts.modes[name]:04o}")
+
+
+def _check_server(output: Output, place: Target, fix: bool) -> Iterator[Check]:
+    server = require_mongodb()
+    yield Check(f"{place.label}: server", "ok", server.describe_server(place.where))
+    where = (place.where, place.database, place.keys, place.user_id_key)
+    collections = server.inspect_database(*where)
+    names = [name for name, facts in collections.items() if place.collection in (None, name) and facts.kinds]
+    if not names:
+        what = place.collection or f"database {place.database}"
+        advice = "is the name right? The first use makes it"
+        yield Check(f"{place.label}, {what}", "warn", "nothing of memkit in it", advice)
+    for name in names:
+        facts, full_name = collections[name], f"{place.database}.{name}"
+        if fix and facts.missing:
+            built = ", ".join(model.document["name"] for model in facts.missing)
+            output.note(f"{full_name}: building {built} over {facts.size:,} documents ...")
+            server.build_indexes(place.where, place.database, name, facts.missing)
+            facts = server.inspect_database(*where)[name]
+        holds = f"{facts.size:,} documents: {', '.join(sorted(facts.kinds))}"
+        yield Check(full_name, "ok", holds if facts.missing else f"{holds}; all indexes are present")
+        for model in facts.missing:
+            needed = "turns" in facts.kinds and model.document.get("unique")
+            found = f"missing{', and without it turns could be lost or doubled' if needed else ''}"
+            status: Literal["fail", "warn"] = "fail" if needed else "warn"
+            yield Check(f"{full_name}: index {model.document['name']}", status, found, "memkit doctor --fix builds it")
 
 
 def run(args: Sequence[str]) -> int:

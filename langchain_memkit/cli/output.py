@@ -26,10 +26,7 @@ from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtr
 __all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in", "writable"]
 
 HIDDEN = "***"
-ASSIGNED = re.compile(
-    r"\w*(?:password|passwd|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)",
-    re.IGNORECASE,
-)
+ASSIGNED = re.compile(r"(?:passw|pwd|token|secret|properties|credential)\w*=([^\s&;]+)", re.IGNORECASE)
 USERINFO = re.compile(r"//[^/?#\s]*@")
 DETAILS = re.compile(
     r" \(configured timeouts: [^)]*\)|, full error: \{[^}]*\}"
@@ -40,9 +37,9 @@ DETAILS = re.compile(
 def secrets_in(words: Iterable[str]) -> list[str]:
     """Find what must not be printed of arguments and environment variables, longest first.
 
-    That is what stands between the first colon after the scheme and the last `@`, and the values of options that are
-    called a password, token or the like: whole, percent-decoded, and each of their words of three letters or more,
-    since messages of drivers show parts. A mistyped URI (`u:secret@host`, `mongodb:/u:secret@host`) counts as one.
+    That is what stands between the first colon, after a scheme if there is one, and the last `@`, and the values of
+    options that are called a password, token or the like: whole, percent-decoded, and each of their words of three
+    letters or more, since messages of drivers show parts.
 
     Example:
         >>> secrets_in(["--in", "mongodb://nemo:p%40ss@host/chat?authSource=admin"])
@@ -50,12 +47,11 @@ def secrets_in(words: Iterable[str]) -> list[str]:
     """
     found: set[str] = set()
     for word in words:
-        head, _, rest = word.partition("://")
-        userinfo, colon, password = (word if "@" in head else rest or word).rpartition("@")[0].partition(":")
-        raw = {password, *(value.strip("'\"") for value in ASSIGNED.findall(word))}
+        userinfo = (word.partition("://")[2] or word).rpartition("@")[0]
+        raw = {userinfo.partition(":")[2], *ASSIGNED.findall(word)}
         hidden = raw | {unquote_plus(text) for text in raw}
         found |= hidden | {part for text in hidden for part in re.findall(r"\w{3,}", text)}
-        found |= {whole for whole in (f"{userinfo}:{password}", unquote_plus(f"{userinfo}:{password}")) if colon}
+        found |= {userinfo, unquote_plus(userinfo)} if ":" in userinfo else set()
     return sorted(filter(None, found), key=lambda text: (-len(text), text))
 
 

@@ -49,8 +49,8 @@ class Target:
         collection: The collection in an option.
         keys: `session_id_key` and `history_key` of langchain-mongodb's rows.
         user_id_key: Key of the user in question and answer documents.
-        table: Table of langchain-community's SQL history; None for the default one.
-        session_id_column: Its column of session ids; None for the default one.
+        table: Table of langchain-community's SQL history.
+        session_id_column: Its column of session ids.
     """
 
     where: str = field(repr=False)
@@ -58,8 +58,8 @@ class Target:
     collection: str | None = None
     keys: tuple[str, str] = ("SessionId", "History")
     user_id_key: str = "userId"
-    table: str | None = None
-    session_id_column: str | None = None
+    table: str = "message_store"
+    session_id_column: str = "session_id"
 
     @property
     def is_mongodb(self) -> bool:

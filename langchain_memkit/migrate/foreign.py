@@ -117,9 +117,6 @@ def langchain_memory_source(memories: Mapping[str, object]) -> ConversationSourc
         A source: the messages grouped into turns, oldest first. They have no owner, unless `migrate` is given
         `user_id`.
 
-    Raises:
-        ConfigurationError: A value holds no messages.
-
     Example:
         >>> from langchain_core.messages import AIMessage, HumanMessage
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -131,13 +128,6 @@ def langchain_memory_source(memories: Mapping[str, object]) -> ConversationSourc
         >>> [message.content for message in histories("s1").messages]
         ['My name is Nemo.', 'Hello Nemo.']
     """
-    for session_id, memory in memories.items():
-        if not isinstance(_history_in(memory), list) and not hasattr(_history_in(memory), "messages"):
-            msg = (
-                f"memories[{session_id!r:.80}] must be a memory with chat_memory, a chat history or a list of "
-                f"messages, not {type(memory).__name__}"
-            )
-            raise ConfigurationError(msg)
     read = {session_id: partial(_of_memory, memory) for session_id, memory in memories.items()}
     return ConversationSource(lambda: (Conversation(session_id, "", turns) for session_id, turns in read.items()))
 
@@ -247,16 +237,11 @@ def _dict_turn(data: object, name: tuple[str, str, str], where: str, when: datet
 # -- memories and histories in this process
 
 
-def _history_in(memory: Any) -> Any:
-    """Return the object that holds a memory's messages; `ReadOnlySharedMemory` wraps another memory."""
-    memory = getattr(memory, "memory", memory)
-    return getattr(memory, "chat_memory", memory)
-
-
-def _of_memory(memory: object) -> Iterator[Turn]:
+def _of_memory(memory: Any) -> Iterator[Turn]:
     if getattr(memory, "moving_summary_buffer", ""):
         yield unreadable("a summary of messages that the memory no longer holds: it is not moved")
-    history = _history_in(memory)
+    memory = getattr(memory, "memory", memory)  # `ReadOnlySharedMemory` wraps another memory
+    history = getattr(memory, "chat_memory", memory)
     for i, message in enumerate(list(history if isinstance(history, list) else history.messages)):
         if not isinstance(message, BaseMessage):
             yield unreadable(f"message {i}: a {type(message).__name__}, not a message")

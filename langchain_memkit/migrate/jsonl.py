@@ -83,12 +83,7 @@ def export_history(
         for conversation in source.conversations():
             report.sessions += 1
             session = f"session {conversation.session_id!r}"
-            for turn in conversation.turns():
-                advance(1)
-                report.skipped += [f"{session}, {problem}" for problem in turn.problems]
-                # Nothing of the turn could be read; its problems are reported already.
-                if not turn.messages:
-                    continue
+            for turn in reported(conversation.turns(), report, f"{session}, ", advance):
                 try:
                     file.write(turn_line(conversation.user_id, conversation.session_id, turn, conversation.counter))
                 except HistoryWriteError as error:
@@ -134,7 +129,7 @@ def import_history(
         Counts, and a line for everything that was left out.
 
     Raises:
-        ConfigurationError: The file is not an export, or one of a newer memkit, or a limit is not a number of bytes.
+        ConfigurationError: The file is not an export, or one of a newer memkit.
         HistoryReadError: The file cannot be read, or is larger than `max_bytes`.
         HistoryWriteError: The store cannot be written; run the import again to continue.
 
@@ -152,10 +147,6 @@ def import_history(
     """
     if user_id is not None:
         check_id(user_id, "user_id")
-    for name, limit in (("max_line_bytes", max_line_bytes), ("max_bytes", max_bytes)):
-        if limit is not None and (type(limit) is not int or limit < 1):
-            msg = f"{name} must be a whole number of bytes from 1, or None for no limit; got {limit!r:.50}"
-            raise ConfigurationError(msg)
     report = MigrationReport(dry_run=dry_run)
     checked(factory)
     with open_for_reading(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:

@@ -160,25 +160,21 @@ def message_turn(
     )
 
 
-def checked(factory: object, name: str = "factory") -> AnyFactory:
+def checked(factory: object, name: str = "factory", other: str = "") -> AnyFactory:
     """Return the argument if it is a factory of memkit's histories; raise a ConfigurationError if not."""
     if not isinstance(factory, HistoryFactory):
-        msg = f"{name} must be a factory of our histories, X.factory(...), not {describe_type(factory, HistoryFactory)}"
+        found = describe_type(factory, HistoryFactory)
+        msg = f"{name} must be a factory of our histories, X.factory(...){other}, not {found}"
         raise ConfigurationError(msg)
     return factory
 
 
 def opened(source: object, *, native_only: bool = False, user_id: str | None = None) -> ConversationSource:
     """Return the argument as a source; from a factory only conversations of `user_id`, an empty string for no owner."""
-    if isinstance(source, HistoryFactory):
-        return history_source(source, user_id, native_only=native_only)
-    if not isinstance(source, ConversationSource):
-        msg = (
-            "source must be a factory of histories, or what langchain_sql_source, langchain_file_source, "
-            f"langchain_memory_source or langgraph_source returned; got {describe_type(source, type(None))}"
-        )
-        raise ConfigurationError(msg)
-    return source
+    if isinstance(source, ConversationSource):
+        return source
+    other = ", or from langchain_sql_source, langchain_file_source, langchain_memory_source or langgraph_source"
+    return history_source(checked(source, "source", other), user_id, native_only=native_only)
 
 
 def in_thread(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

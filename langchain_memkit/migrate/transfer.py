@@ -309,5 +309,8 @@ def _is_way_back(begin: AnyFactory, end: AnyFactory, user_id: str | None) -> boo
         return True
     if layouts == ("turns", "turns") and user_id is not None:
         return False  # conversations without an owner are assigned to a user
-    msg = "source and target are the same place, and there is nothing to move: rows of langchain-mongodb are read there"
+    msg = (
+        "source and target are the same place, and there is nothing to move: rows of langchain-mongodb are read there. "
+        "With user_id= (--user) what belongs to nobody is given to that user"
+    )
     raise ConfigurationError(msg)

@@ -12,17 +12,12 @@ Example:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-import pytest
-from langchain_core.documents import Document
-
 from langchain_memkit.base import user_prefix
-from langchain_memkit.errors import MessageEncodeError
 from langchain_memkit.testing._styles import BothStyles, Call
 
 __all__ = ["KeyValueStoreContract"]
@@ -38,24 +33,10 @@ VALUE: dict[str, Any] = {
     "odd": {7: ("a", {"b"}, b"\xff"), "lone": "\ud83d"},
     "at": datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
 }
-Wrap: TypeAlias = Callable[[object], object]
-NESTINGS: dict[str, Wrap] = {
-    "dict": lambda value: {"d": value},
-    "int key": lambda value: {1: value},
-    "list": lambda value: {"d": [value]},
-    "tuple": lambda value: {"d": (value,)},
-    "document": lambda value: Document("text", metadata={"d": value}),
-}
-DOCUMENTS = [
-    Document("Nemo is a fish. 🐠\x00\ud83d", id="1", metadata={"n": 1, "at": VALUE["at"], "a.b": {"$gt": (1, b"2")}}),
-    Document("", metadata={}),
-    Document("_memkit", id="", metadata={"_memkit": "bytes", "value": "YQ=="}),
-]
-BYTES = [b"", b"\x00\xff", b"_memkit", bytes(range(256)) * 50]
 
 
 class KeyValueStoreContract(BothStyles):
-    """Contract for a `BaseStore` of dicts, bytes and Documents with async twins, `purge` and `close`.
+    """Contract for a `BaseStore` of dicts with async twins, `purge` and `close`.
 
     Give it a `make_store` fixture: `make_store()` returns a new store object over one place per test.
     """
@@ -89,41 +70,6 @@ class KeyValueStoreContract(BothStyles):
         assert call(store, "yield_keys") == ["other"]
         call(store, "mset", [("other", {"c": 3})])
         assert call(store, "mget", ["other"]) == [{"c": 3}]
-
-    def test_values_are_copies(self, make_store: MakeStore, call: Call) -> None:
-        """Changes that the caller makes to a value, before or after, reach neither the store nor another reader."""
-        store, given_value = make_store(), copy.deepcopy(VALUE)
-        call(store, "mset", [("k", given_value)])
-        given_value["n"].clear()
-        first, second = call(store, "mget", ["k", "k"])
-        first["deep"].clear()
-        assert [second, *call(store, "mget", ["k"])] == [VALUE, VALUE]
-
-    def test_bytes_and_documents(self, make_store: MakeStore, call: Call) -> None:
-        """Bytes and Documents come back equal and of the same type, next to dicts that look like them."""
-        store = make_store()
-        given_values: list[object] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
-        pairs = [(str(i), value) for i, value in enumerate(given_values)]
-        call(store, "mset", pairs)
-        got = call(make_store(), "mget", [key for key, _ in pairs])
-        assert got == given_values
-        assert [type(value) for value in got] == [type(value) for value in given_values]
-        call(store, "mset", [("0", {"n": 1})])
-        assert call(store, "mget", ["0"]) == [{"n": 1}]
-
-    @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
-    def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Wrap) -> None:
-        """Every accepted nesting comes back: no store has a lower limit than the refusal."""
-        store = make_store()
-
-        def deeper(depth: int, value: object) -> None:
-            store.mset([(f"{depth:02}", value)])
-            assert store.mget([f"{depth:02}"]) == [value]
-            deeper(depth + 1, wrap(value))
-
-        with pytest.raises(MessageEncodeError, match="nested deeper"):
-            deeper(1, wrap({}))
-        assert len(list(store.yield_keys())) > 15
 
     def test_unusual_keys(self, make_store: MakeStore, call: Call) -> None:
         """Every text is a key, and two quoted ids of any kind fit into one: operators and wildcards are plain text."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import NAMESPACE_URL, uuid5
@@ -12,7 +11,6 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
-from langchain_memkit._sync import drive
 from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.ranking.index import Index, digest_of, index_record_of
 from langchain_memkit.stores.vectors import RecordVectorStore as Store
@@ -318,10 +316,6 @@ class VectorStoreContract(BothStyles):
         assert [entry.position for entry in call(other.records, "index", "u1").entries] == [7, 8]
         assert call(store.records, "evict", "u1", 1) == 1
         assert call(store.records, "evict", "u1", 0) == 1
-        with pytest.raises(ValueError, match="max_records"):
-            call(store.records, "evict", "u1", -1)
-        with pytest.raises(ValueError, match="aware"):
-            call(store.records, "touch", "u1", ["a"], datetime(2026, 1, 1))  # noqa: DTZ001  # wrong on purpose
 
     def test_unusual_ids(self, store: Store, save: Call, call: Call) -> None:
         """Every text is an id of a user, a session and a record."""
@@ -381,28 +375,3 @@ class VectorStoreContract(BothStyles):
         assert [texts(who) for who in owners] == [["of None"], ["mine"], []]
         call(store, "delete", ["a"])
         assert [texts(who) for who in ("u1", "u2")] == [["mine"], []]
-
-    def test_threads_add_to_one_record(self, store: Store) -> None:
-        """Concurrent writers that extend the same record lose nothing: the second one begins again."""
-        began = drive(store.records.begin("u1", "s1"))
-        assert drive(store.records.write("u1", "s1", began.generation, [record(1, "start")], [None]))
-        name = str(record(1).id)
-
-        def work(word: str) -> None:
-            for n in range(5):
-                while True:
-                    begun = drive(store.records.begin("u1", "s1", [], [name]))
-                    old = begun.records[name]
-                    said = f"{old.page_content[len('human: ') :].splitlines()[0]} {word}{n}"
-                    expected = {name: digest_of(old.page_content)}
-                    try:
-                        arguments = ("u1", "s1", begun.generation, [record(1, said)], [None])
-                        assert drive(store.records.write(*arguments, expected=expected))
-                    except HistoryConflictError:
-                        continue
-                    break
-
-        with ThreadPoolExecutor(3) as pool:
-            list(pool.map(work, "abc"))
-        said = store.get_by_ids([name], user_id="u1")[0].page_content.splitlines()[0].split()
-        assert sorted(said[2:]) == sorted(f"{word}{n}" for word in "abc" for n in range(5))

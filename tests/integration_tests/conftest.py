@@ -39,7 +39,7 @@ def root_of_guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A client of root's to a real server that asks for a password; its users are the test's to make."""
     folder = tmp_path_factory.mktemp("auth")
     with guarded(folder) as members:
-        node = Node(find_mongod(folder), folder / "node", [*OPTIONS, "--auth"], 60.0)
+        node = Node(find_mongod(folder), folder / "node", [*OPTIONS, "--auth"])
         members.append(node)
         node.launch()
         with MongoClient(f"mongodb://{node.host}/") as client:

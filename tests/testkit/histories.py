@@ -7,14 +7,27 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from langchain_memkit.base import HistoryMessages, Window
+from langchain_memkit.base import HistoryMessages, Position, Window
 from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
-from langchain_memkit.testing.histories import ChatMessageHistoryContract, filled, position_of
+from langchain_memkit.testing.histories import ChatMessageHistoryContract
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange, text_of_each
 
 HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, ("s1",)]
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
+
+
+def position_of(messages: HistoryMessages, text: str) -> Position:
+    """Return the position of the message with this text."""
+    return messages.position(text_of_each(messages).index(text))
+
+
+def filled(history: object, call: Call, said: str = "abcd") -> HistoryMessages:
+    """Append turns of two messages, and return them as read back."""
+    for text in said:
+        call(history, "append_turn", exchange(text))
+    messages: HistoryMessages = call(history, "view").messages
+    return messages
 
 
 def _check_newest(got: HistoryMessages, everything: HistoryMessages, least: int, sizes: list[int]) -> None:
@@ -125,6 +138,35 @@ class HistoryCases(ChatMessageHistoryContract):
         assert not any(messages.knows(i) for i in range(4))
         assert call(history, "view", window=Window(after=where)).messages == []
         assert text_of_each(call(history, "messages")) == ["a", "re: a", "b", "re: b"]
+
+    def test_window_after_a_position(self, make_history: MakeHistory, call: Call) -> None:
+        """Everything after a message is returned, whether it ends its turn or is inside it; limits are ignored."""
+        history = make_history("s1")
+        everything = filled(history, call)
+        for i, message in enumerate(everything):
+            window = Window(after=everything.position(i), max_messages=1, max_tokens=1, summary="so far")
+            view = call(history, "view", window=window)
+            assert view.messages == everything[i + 1 :], message.text
+            assert view.messages.window == window
+            assert (view.seq, view.epoch) == (4, everything.epoch)
+        call(history, "append_turn", exchange("e"))
+        after = Window(after=everything.position(7))
+        assert text_of_each(call(history, "view", window=after).messages) == ["e", "re: e"]
+
+    def test_window_of_a_cleared_session(self, make_history: MakeHistory, call: Call) -> None:
+        """A position from before a clear is void: everything is returned, and the view says so."""
+        history = make_history("s1")
+        before = Window(after=position_of(filled(history, call), "re: b"), summary="so far")
+        call(make_history("s1"), "clear")
+        view = call(history, "view", window=before)
+        assert view.messages == []
+        assert view.messages.window.after is None
+        filled(history, call, "xyz")
+        view = call(history, "view", window=before)
+        assert text_of_each(view.messages) == text_of_each([m for text in "xyz" for m in exchange(text)])
+        assert view.messages.window.after is None
+        again = Window(after=position_of(view.messages, "re: y"))
+        assert text_of_each(call(history, "view", window=again).messages) == ["z", "re: z"]
 
     def test_window_after_a_message_that_is_not_there(self, make_history: MakeHistory, call: Call) -> None:
         """A position whose message is unknown starts at its whole turn: rather too much than too little."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import copy
+from collections.abc import Callable
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
@@ -14,11 +16,25 @@ from langchain_core.documents import Document
 from langchain_memkit.base import apurge_user, purge_user
 from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
-from langchain_memkit.testing.key_value import EDGES, KeyValueStoreContract, MakeStore
+from langchain_memkit.testing.key_value import EDGES, VALUE, KeyValueStoreContract, MakeStore
 from testkit.properties import SETTINGS, keys, values
 
 HOSTILE_KEYS = [{"$ne": None}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
 BAD_KEYS = ["", "a\x00b", "\ud800", "x" * 4097, "é" * 2049]
+Wrap: TypeAlias = Callable[[object], object]
+NESTINGS: dict[str, Wrap] = {
+    "dict": lambda value: {"d": value},
+    "int key": lambda value: {1: value},
+    "list": lambda value: {"d": [value]},
+    "tuple": lambda value: {"d": (value,)},
+    "document": lambda value: Document("text", metadata={"d": value}),
+}
+DOCUMENTS = [
+    Document("Nemo is a fish. 🐠\x00\ud83d", id="1", metadata={"n": 1, "at": VALUE["at"], "a.b": {"$gt": (1, b"2")}}),
+    Document("", metadata={}),
+    Document("_memkit", id="", metadata={"_memkit": "bytes", "value": "YQ=="}),
+]
+BYTES = [b"", b"\x00\xff", b"_memkit", bytes(range(256)) * 50]
 
 operations = st.lists(
     st.tuples(st.just("mset"), st.lists(st.tuples(st.sampled_from(EDGES), st.fixed_dictionaries({"n": st.integers()}))))
@@ -30,6 +46,41 @@ operations = st.lists(
 
 class KeyValueStoreCases(KeyValueStoreContract):
     """The contract, and these cases; the fixture is the contract's."""
+
+    def test_values_are_copies(self, make_store: MakeStore, call: Call) -> None:
+        """Changes that the caller makes to a value, before or after, reach neither the store nor another reader."""
+        store, given_value = make_store(), copy.deepcopy(VALUE)
+        call(store, "mset", [("k", given_value)])
+        given_value["n"].clear()
+        first, second = call(store, "mget", ["k", "k"])
+        first["deep"].clear()
+        assert [second, *call(store, "mget", ["k"])] == [VALUE, VALUE]
+
+    def test_bytes_and_documents(self, make_store: MakeStore, call: Call) -> None:
+        """Bytes and Documents come back equal and of the same type, next to dicts that look like them."""
+        store = make_store()
+        given_values: list[object] = [*BYTES, *DOCUMENTS, {"_memkit": "bytes", "value": "YQ=="}, {"a": b"1"}]
+        pairs = [(str(i), value) for i, value in enumerate(given_values)]
+        call(store, "mset", pairs)
+        got = call(make_store(), "mget", [key for key, _ in pairs])
+        assert got == given_values
+        assert [type(value) for value in got] == [type(value) for value in given_values]
+        call(store, "mset", [("0", {"n": 1})])
+        assert call(store, "mget", ["0"]) == [{"n": 1}]
+
+    @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS.keys())
+    def test_the_deepest_value_is_readable(self, make_store: MakeStore, wrap: Wrap) -> None:
+        """Every accepted nesting comes back: no store has a lower limit than the refusal."""
+        store = make_store()
+
+        def deeper(depth: int, value: object) -> None:
+            store.mset([(f"{depth:02}", value)])
+            assert store.mget([f"{depth:02}"]) == [value]
+            deeper(depth + 1, wrap(value))
+
+        with pytest.raises(MessageEncodeError, match="nested deeper"):
+            deeper(1, wrap({}))
+        assert len(list(store.yield_keys())) > 15
 
     def test_refusals(self, make_store: MakeStore, call: Call) -> None:
         """A value that would not come back equal is refused with its path, and its whole call with it."""

@@ -27,6 +27,7 @@ from langchain_memkit.errors import (
     HistoryWriteError,
     MessageEncodeError,
 )
+from langchain_memkit.ranking.index import digest_of
 from langchain_memkit.stores.vectors import RecordVectorStore as Store
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.vectors import (
@@ -380,6 +381,38 @@ class VectorStoreCases(VectorStoreContract):
         if bad is not None:
             with pytest.raises(TypeError):
                 call(store, "add_documents", [Document("a")], ids=[bad])
+
+    def test_wrong_limits_and_times(self, store: Store, call: Call) -> None:
+        """A limit below 0 and a time without a zone are refused."""
+        with pytest.raises(ValueError, match="max_records"):
+            call(store.records, "evict", "u1", -1)
+        with pytest.raises(ValueError, match="aware"):
+            call(store.records, "touch", "u1", ["a"], datetime(2026, 1, 1))  # noqa: DTZ001  # wrong on purpose
+
+    def test_threads_add_to_one_record(self, store: Store) -> None:
+        """Concurrent writers that extend the same record lose nothing: the second one begins again."""
+        began = drive(store.records.begin("u1", "s1"))
+        assert drive(store.records.write("u1", "s1", began.generation, [record(1, "start")], [None]))
+        name = str(record(1).id)
+
+        def work(word: str) -> None:
+            for n in range(5):
+                while True:
+                    begun = drive(store.records.begin("u1", "s1", [], [name]))
+                    old = begun.records[name]
+                    said = f"{old.page_content[len('human: ') :].splitlines()[0]} {word}{n}"
+                    expected = {name: digest_of(old.page_content)}
+                    try:
+                        arguments = ("u1", "s1", begun.generation, [record(1, said)], [None])
+                        assert drive(store.records.write(*arguments, expected=expected))
+                    except HistoryConflictError:
+                        continue
+                    break
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, "abc"))
+        said = store.get_by_ids([name], user_id="u1")[0].page_content.splitlines()[0].split()
+        assert sorted(said[2:]) == sorted(f"{word}{n}" for word in "abc" for n in range(5))
 
     @pytest.mark.parametrize("bad", BAD_IDS, ids=lambda bad: repr(bad[:4]))
     def test_malformed_ids(self, store: Any, call: Call, bad: str) -> None:

