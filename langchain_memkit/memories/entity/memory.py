@@ -177,7 +177,7 @@ class EntityMemory(DerivedMemory):
         """List everyone and everything that the user talked about, in all sessions.
 
         Returns:
-            The entities, the last mentioned first; shows as a table in a notebook and has `to_dataframe()`.
+            The entities, the last mentioned first; shows as a table in a notebook.
 
         Raises:
             HistoryReadError: The store, or a history, cannot be reached or read.
