@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -42,11 +41,11 @@ from langchain_memkit.memories.fanout import (
     LOAD_ERROR,
     ForwardingFactory,
     OnLoadError,
+    bound_maker,
     call_all,
     load_failure,
     name_of,
     save_all,
-    takes_user,
     undo_if_deleted,
 )
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -534,13 +533,6 @@ class ComposedMemoryFactory(ForwardingFactory):
         self._sources = sources
         self._compose = compose
         self._makers = [s.memory for s in sources if not isinstance(s.memory, (Memory, Runnable))]
-        for maker in self._makers:
-            if not callable(maker) or isinstance(maker, type) or inspect.iscoroutinefunction(maker):
-                msg = (
-                    "ComposedMemory.factory takes functions (session_id, user_id), not async, that make a Memory, such "
-                    f"as X.factory(...) returns; got {name_of(maker)}"
-                )
-                raise ConfigurationError(msg)
         compose(RetrieverMemory(RunnablePassthrough()))  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
@@ -559,15 +551,10 @@ class ComposedMemoryFactory(ForwardingFactory):
             TypeError, ValueError: An id is not a string, empty or malformed.
         """
         check_id(session_id, "session_id")
-        owner = {} if user_id is None else {"user_id": check_id(user_id, "user_id")}
-        primary, *secondary = [self._made(source, session_id, owner) for source in self._sources]
+        primary, *secondary = [
+            source  # shared by all sessions
+            if isinstance(source.memory, (Memory, Runnable))
+            else replace(source, memory=bound_maker(source.memory, session_id, user_id)())
+            for source in self._sources
+        ]
         return self._compose(primary.memory, *secondary)
-
-    def _made(self, source: Source, session_id: str, owner: dict[str, str]) -> Source:
-        maker = source.memory
-        if isinstance(maker, (Memory, Runnable)):  # shared by all sessions
-            return source
-        if owner and not takes_user(maker):
-            msg = f"{name_of(maker)} takes no user_id, so users would share memories"
-            raise ConfigurationError(msg)
-        return replace(source, memory=maker(session_id, **owner))
