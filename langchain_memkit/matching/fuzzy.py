@@ -138,13 +138,14 @@ def closest_names(text: str, names: Sequence[str], most: int) -> list[str]:
     if len(names) <= most:
         return list(names)
     folded = fold_text(text[:READ])[:READ]  # one character may normalize to 18
-    scored: list[tuple[float, int, int]] = []
-    for number, name in enumerate(names):
-        plain = fold_text(name)
+
+    def closeness(number: int) -> tuple[float, int]:
+        plain = fold_text(names[number])
         score = partial_ratio(plain, folded) * min(1, len(plain) / SHORT_NAME) if plain else 0
-        # `-number` makes the order complete: of equal names the first is taken.
-        scored.append((score, len(plain), -number))
-    return [names[-number] for _, _, number in sorted(heapq.nlargest(most, scored), key=lambda s: -s[2])]
+        return score, len(plain)
+
+    # of equal names the first is taken
+    return [names[number] for number in sorted(heapq.nlargest(most, range(len(names)), key=closeness))]
 
 
 SHORT = 4  # characters: shorter names are found only as they are written ("It", "US")

@@ -18,6 +18,7 @@ from langchain_memkit._sync import (
     Step,
     adrive,
     call_user_function,
+    cpu_bound,
     drive,
     event,
     gather,
@@ -442,36 +443,8 @@ class ComposedMemory(Memory):
         return sum(await adrive(call_all(self._forgetting, "forget_messages", ids)))
 
     @property
-    def save_was_checked(self) -> bool:
-        """Return whether the last save was sure to store nothing had the session been cleared since the load.
-
-        True only if that holds for every memory that can forget messages.
-        """
-        return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
-
-    @property
     def _forgetting(self) -> list[Any]:
         return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
-
-    @property
-    def _prefetching(self) -> list[Any]:
-        """Return the memories that can prefetch; those with a timeout are left out, since a prefetch has none."""
-        patient = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
-        return [part for part in patient if hasattr(part, "aprefetch")]
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether reads of at least one of the memories wait for a server."""
-        return any(getattr(part, "is_remote", False) for part in self._prefetching)
-
-    def prefetch(self) -> None:
-        """Read what the memories need for any query, before the query is known."""
-        for part in self._prefetching:
-            part.prefetch()
-
-    async def aprefetch(self) -> None:
-        """Run `prefetch` asynchronously, for all memories concurrently."""
-        await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     async def _load(self, query: str) -> list[BaseMessage]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
@@ -490,10 +463,8 @@ class ComposedMemory(Memory):
             found.append((tag_source(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
         # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
-        if composer.counter is approximate_tokens and composer.template is render_notes:
-            return compose()
-        composed: list[BaseMessage] = await call_user_function(compose, name="template or token_counter")
-        return composed
+        long = composer.counter is not approximate_tokens or composer.template is not render_notes
+        return await cpu_bound(compose, long=long)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         said, _ = split_notes(messages)

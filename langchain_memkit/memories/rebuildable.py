@@ -92,6 +92,18 @@ async def erased_messages(
     return erased
 
 
+def session_infos(records: Iterable[tuple[str, datetime | None]]) -> list[SessionInfo]:
+    """Return the sessions of records, given as session and date, the last used first; `turns` counts records."""
+    dates: dict[str, list[datetime | None]] = {}
+    for session, at in records:
+        dates.setdefault(session, []).append(at)
+    found: list[SessionInfo] = []
+    for session, listed in dates.items():
+        known = list(filter(None, listed))
+        found.append(SessionInfo(session, len(listed), min(known, default=None), max(known, default=None)))
+    return sorted(found, key=lambda info: (info.updated_at or UNDATED, info.session_id), reverse=True)
+
+
 M = TypeVar("M", bound="DerivedMemory")
 
 

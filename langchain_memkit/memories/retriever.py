@@ -13,7 +13,6 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
 from langchain_memkit.base import Memory
-from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import Record, note_message
 
 __all__ = ["RetrieverMemory", "plain_score", "record_of"]
@@ -30,9 +29,6 @@ class RetrieverMemory(Memory):
             Where only the vector store knows the scores, let it filter:
             `store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5})`.
 
-    Raises:
-        ConfigurationError: `score_threshold` is not a number.
-
     Example:
         >>> from langchain_core.documents import Document
         >>> from langchain_core.runnables import RunnableLambda
@@ -48,12 +44,6 @@ class RetrieverMemory(Memory):
     read_only = True
 
     def __init__(self, retriever: Runnable[str, Any], *, score_threshold: float | None = None) -> None:
-        if score_threshold is not None and plain_score(score_threshold) is None:
-            msg = (
-                "score_threshold must be a number in the unit of the retriever's scores, or None; "
-                f"got {score_threshold!r:.50}"
-            )
-            raise ConfigurationError(msg)
         self.retriever = retriever
         self.score_threshold = score_threshold
 
@@ -75,7 +65,7 @@ class RetrieverMemory(Memory):
     def clear(self) -> None:
         """Do nothing: a retriever is read-only."""
 
-    def _note(self, found: Sequence[object], query: str) -> list[BaseMessage]:
+    def _note(self, found: Sequence[Document], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
         least = self.score_threshold
         # Documents without a score cannot be compared and are shown.
@@ -89,11 +79,8 @@ class RetrieverMemory(Memory):
         return [note_message(shown)] if shown else []
 
 
-def record_of(document: object) -> Record:
+def record_of(document: Document) -> Record:
     """Convert a document to a quoted record, with title, source and date where its metadata has them."""
-    if not isinstance(document, Document):
-        msg = f"a retriever must return documents, not {type(document).__name__}"
-        raise TypeError(msg)
     known = document.metadata
     scores = [score for key in ("relevance_score", "score") if (score := plain_score(known.get(key))) is not None]
     return Record(

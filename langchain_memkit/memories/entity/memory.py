@@ -47,6 +47,7 @@ from langchain_memkit.memories.rebuildable import (
     check_writable,
     erased_messages,
     read_transcript,
+    session_infos,
 )
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
@@ -561,8 +562,7 @@ def check_names(names: NameList) -> dict[str, str]:
     for name, label in given.items():
         kind = kind_of(label)
         if kind is None or name_key(name, given=True) is None:
-            what = "no name" if kind is not None else f"no {label!r:.50}: dates and numbers are no entities"
-            msg = f"names: {name!r:.50} is {what}"
+            msg = f"names: {name!r:.50} is no name, or {label!r:.50} no type of one: dates and numbers are no entities"
             raise ConfigurationError(msg)
         given[name] = kind
     return given
@@ -585,11 +585,7 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
     async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
         cache = self._core
         book = await cache.read(user_id)
-        times: dict[str, list[datetime]] = {}
-        for row in await cache.held(lambda: list(book.facts.values())):
-            times.setdefault(row.session, []).append(row.at)
-        found = [SessionInfo(session, len(at), min(at), max(at)) for session, at in times.items()]
-        return sorted(found, key=lambda info: (info.updated_at, info.session_id), reverse=True)
+        return session_infos((row.session, row.at) for row in await cache.held(lambda: list(book.facts.values())))
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         # The generation rows go first: facts that a concurrent save writes after that are dead, and are deleted when

@@ -210,7 +210,6 @@ class EntityRegistry:
         self.unreadable: set[str] = set()
         self.generations: dict[str, set[str]] = {}
         self.names: dict[str, dict[str, set[str]]] = {}
-        self._expiring: set[str] = set()
         self._vocabulary = vocabulary
         self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
         self._speakers: dict[str, str] = {}
@@ -240,8 +239,6 @@ class EntityRegistry:
             sessions[row.session] = set()
             self._groups = None
         sessions[row.session].add(key)
-        if row.expires_at:
-            self._expiring.add(key)
         if row.label:
             votes = self._votes.setdefault(row.key, Counter())
             before = majority_kind(votes)
@@ -263,7 +260,6 @@ class EntityRegistry:
             if row is None:
                 continue
             self._groups = None
-            self._expiring.discard(key)
             if _is_firm(row):
                 self._firm -= Counter((row.key,))
             stored = self.names[row.key][row.session]
@@ -302,7 +298,7 @@ class EntityRegistry:
 
     def expired(self, now: datetime) -> list[str]:
         """Return the store keys of facts that have expired by `now`."""
-        return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
+        return [key for key, row in self.facts.items() if row.expires_at and row.expires_at <= now]
 
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
         """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial, wraps
 from math import isfinite
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -18,6 +18,7 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Flow, Step, cpu_bound, drive
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MemkitError
+from langchain_memkit.memories.rebuildable import UNDATED, session_infos
 from langchain_memkit.memories.vector.rounds import lines_of_document
 from langchain_memkit.ranking.index import Index, IndexRecord, StoredSession, index_record_of
 from langchain_memkit.stores.backend import UNREADABLE
@@ -32,12 +33,10 @@ FilterBuilder: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
 BATCH = 500  # documents added or deleted per call
 PAGE = 1000  # documents requested by the first search where a store cannot list its documents
-MOST = 1_000_000  # documents: a search for this many that is still incomplete is an error
 ANYTHING = "memory"  # the query of a search for everything: some embedders refuse an empty text
 LATELY = 10_000  # users whose recalls, and sessions whose deletion, are remembered
 PACKED = "memkit"  # the metadata field that holds all non-plain values, as JSON
 EXACT = 2**53  # larger integers go into the JSON: some stores keep every number as a float
-UNDATED = datetime.min.replace(tzinfo=UTC)
 # methods that a store must have, in one of both styles: LangChain's base class only raises NotImplementedError
 NEEDED = [(name, f"a{name}") for name in ("delete", "get_by_ids", "similarity_search_with_score")]
 
@@ -399,15 +398,8 @@ class VectorStoreAdapter:
     @exclusive
     async def sessions(self, user_id: str) -> list[SessionInfo]:
         """List the sessions with records in the store, most recently used first; `turns` counts records."""
-        dates: dict[str, list[datetime | None]] = {}
-        for entry in map(_entry, await self._everything({"user_id": user_id})):
-            if entry.session:
-                dates.setdefault(entry.session, []).append(entry.at)
-        found = []
-        for name, all_dates in dates.items():
-            known = list(filter(None, all_dates))
-            found.append(SessionInfo(name, len(all_dates), min(known, default=None), max(known, default=None)))
-        return sorted(found, key=lambda info: info.updated_at or UNDATED, reverse=True)
+        entries = map(_entry, await self._everything({"user_id": user_id}))
+        return session_infos((entry.session, entry.at) for entry in entries if entry.session)
 
     # -- operations of the store
 
@@ -453,12 +445,6 @@ class VectorStoreAdapter:
         else:
             filters = self._dialect.filters(self.store, wanted)
             while len(found := await self._call("", "similarity_search", ANYTHING, k=k, **filters)) >= k:
-                if k >= MOST:
-                    msg = (
-                        f"{self.name} does not filter and holds over {MOST:,} documents, so it is unknown which are a "
-                        "user's: give filter_builder=, or use a store that filters"
-                    )
-                    raise HistoryReadError(msg)
                 k *= 4
         return [d for d in map(from_store, found) if d.id and matches_metadata(d, wanted)]
 
