@@ -248,11 +248,7 @@ class KeyFinder:
     def _spelled(self, text: str, folded: FoldedText, number: int, start: int, end: int) -> list[NameMatch]:
         """Return the names that normalize to the text at a place: the one spelled exactly so, else all."""
         first, last = folded.span(start, end)
-        exact: list[str] = []
-        for surface in self._surfaces[number]:
-            begin = first - _lead(surface)
-            if begin >= 0 and text.startswith(surface, begin):
-                exact.append(surface)
+        exact = [s for s in self._surfaces[number] if _lead(s) <= first and text.startswith(s, first - _lead(s))]
         if exact:  # prefer the longest: "C++" over "C"
             surface = max(exact, key=len)
             begin = first - _lead(surface)

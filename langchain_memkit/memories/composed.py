@@ -233,11 +233,8 @@ def source_of(part: object, name: str) -> Source:
         return source
     if isinstance(memory, Runnable):
         return Source(RetrieverMemory(memory), source.max_tokens, source.timeout)
-    msg = f"{name} must be a Memory, a retriever, or a Source of one, not {type(memory).__name__}"
-    if callable(memory):
-        msg += "; factories of memories are for ComposedMemory.factory(...)"
-    elif hasattr(memory, "add_messages"):
-        msg += "; a chat history becomes one by ChatHistoryMemory(history)"
+    others = "a chat history becomes one by ChatHistoryMemory(history), factories are for ComposedMemory.factory(...)"
+    msg = f"{name} must be a Memory, a retriever, or a Source of one, not {type(memory).__name__}; {others}"
     raise ConfigurationError(msg)
 
 
@@ -247,10 +244,9 @@ async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadE
     for source, result in zip(sources, await gather([_loading(source, query) for source in sources]), strict=True):
         if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
             raise result
+        loaded.append([] if isinstance(result, Exception) else result)
         if not isinstance(result, Exception):
-            loaded.append(result)
             continue
-        loaded.append([])
         failure, data = load_failure(source.memory, result)
         if on_load_error == "raise":
             raise failure

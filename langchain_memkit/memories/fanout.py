@@ -176,8 +176,6 @@ class ForwardingFactory(ClosingMixin):
         return await adrive(self._list_sessions(user_id))
 
     async def _list_sessions(self, user_id: str | None) -> list[SessionInfo]:
-        if user_id is not None:
-            check_id(user_id, "user_id")
         able = self._able("list_sessions")
         if not able:
             msg = "none of the factories has list_sessions; that of the histories has"

@@ -72,24 +72,23 @@ class RetrieverMemory(Memory):
         shown = [r for r in records if least is None or r.score is None or r.score >= least]
         remarks: list[str] | None = getattr(query, "remarks", None)
         if remarks is not None and len(shown) < len(records):
-            left = len(records) - len(shown)
             best = max(r.score for r in records if r.score is not None)
-            told = f"{left:,} of {len(records):,} documents are below the score_threshold of {least:g}"
-            remarks.append(f"{self!r} left out: {told}; the best score is {best:g}")
+            told = f"{len(records) - len(shown):,} of {len(records):,} documents are below the score_threshold of"
+            remarks.append(f"{self!r} left out: {told} {least:g}; the best score is {best:g}")
         return [note_message(shown)] if shown else []
 
 
 def record_of(document: Document) -> Record:
     """Convert a document to a quoted record, with title, source and date where its metadata has them."""
     known = document.metadata
-    scores = [score for key in ("relevance_score", "score") if (score := plain_score(known.get(key))) is not None]
+    scores = (plain_score(known.get(key)) for key in ("relevance_score", "score"))
     return Record(
         document.page_content,
         about=str(known.get("title") or ""),
         source=str(known.get("source") or ""),
         date=_date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None)),
         id=document.id,
-        score=scores[0] if scores else None,
+        score=next((score for score in scores if score is not None), None),
     )
 
 
@@ -101,11 +100,7 @@ def plain_score(value: object) -> float | None:
 
 def _date(value: object) -> datetime | None:
     """Return a date from metadata: a `datetime`, a `date` or an ISO 8601 string; None for anything else."""
-    if isinstance(value, datetime):
-        return value
-    if isinstance(value, date):
-        return datetime(value.year, value.month, value.day)  # noqa: DTZ001  # a day has no time zone
     try:
-        return datetime.fromisoformat(value) if isinstance(value, str) else None
+        return datetime.fromisoformat(str(value)) if isinstance(value, (date, str)) else None
     except ValueError:
         return None

@@ -52,7 +52,7 @@ from langchain_memkit.memories.rebuildable import (
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
 from langchain_memkit.preprocessors.budget import checked_size
-from langchain_memkit.stores.in_memory import DictStore, store_or_memory
+from langchain_memkit.stores.in_memory import DictStore, list_keys, store_or_memory
 
 __all__ = ["EntityMemory", "EntityMemoryFactory"]
 
@@ -373,9 +373,9 @@ class EntityMemory(DerivedMemory):
         # was cleared can come back between the two deletes.
         cache, keys = self._core, EntityKeys(self._user)
         self._seen = frozenset()
-        generations = await cache.stored(keys.of("session", self._session, ""))
+        generations = await list_keys(cache.store, keys.of("session", self._session, ""))
         await cache.delete(generations)
-        facts = await cache.stored(keys.of("fact", self._session, ""))
+        facts = await list_keys(cache.store, keys.of("fact", self._session, ""))
         await cache.delete(facts)
         if generations or facts:
             # An empty registry knows no versions: a version row is added, and none is deleted.
@@ -583,16 +583,15 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
     # -- flows
 
     async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
-        cache = self._core
-        book = await cache.read(user_id)
-        return session_infos((row.session, row.at) for row in await cache.held(lambda: list(book.facts.values())))
+        book = await self._core.read(user_id)
+        return session_infos((row.session, row.at) for row in await self._core.held(lambda: list(book.facts.values())))
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         # The generation rows go first: facts that a concurrent save writes after that are dead, and are deleted when
         # they are noticed.
         cache, keys = self._core, EntityKeys(user_id)
-        await cache.delete(await cache.stored(keys.of("session", "")))
-        stored = await cache.stored(keys.prefix)
+        await cache.delete(await list_keys(cache.store, keys.of("session", "")))
+        stored = await list_keys(cache.store, keys.prefix)
         await cache.delete(stored)
         cache.forget(user_id)
         return {"facts": sum(keys.parts(key)[0] == "fact" for key in stored)}

@@ -68,9 +68,6 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         digest = hashlib.sha256(f"{role}\n{seen[role + text]}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         seen[role + text] += 1
         fact = FactRow(
-            key="",
-            surface="",
-            label="",
             text=text,
             role=role,
             speaker=clean(message.name or "")[:MOST],
@@ -78,8 +75,6 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
             message=clean(message.id or f"text-{digest[:24]}"),
             given=bool(message.id) and segment.has_ids,
             at=(segment.at or UNDATED) + timedelta(microseconds=i),
-            start=0,
-            end=0,
             epoch=segment.epoch,
             expires_at=segment.expires_at,
         )

@@ -66,7 +66,7 @@ class Entry:
             return None
 
 
-def entries_of(data: Entries) -> list[Entry]:
+def entries_of(data: Any) -> list[Entry]:
     """Validate entries in any of the shapes that a caller, or a file, may give (see `Entries`); keep their order.
 
     Raises:
@@ -251,6 +251,9 @@ class EntryCache:
 
     async def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
+        if isinstance(titles, str):  # iterating over it would give single letters
+            msg = "titles must be a list of titles, not a str"
+            raise ConfigurationError(msg)
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
             # Invalidate the caches before the delete as well: if this process dies before the second write, no other
@@ -265,6 +268,7 @@ class EntryCache:
         if keys:
             await self._set([])
             await delete_keys(self.store, [*keys, self._version])
+        self._index = None
         return sum(key.startswith(self._entries) for key in keys)
 
     async def _set(self, rows: list[tuple[str, StoredDict]]) -> None:
