@@ -348,6 +348,12 @@ class ComposedMemory(Memory):
         self.session_id = _bound(self._parts, "session_id")
         self.user_id = _bound(self._parts, "user_id")
         self.read_only = all(part.read_only for part in self._parts)
+        self._forgetting: list[Any] = [p for p in self._parts if not p.read_only and hasattr(p, "aforget_messages")]
+        # a memory with a timeout is left out, since a prefetch has none
+        patient: list[Any] = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
+        self._prefetching = [part for part in patient if hasattr(part, "aprefetch")]
+        # whether reads of at least one of them wait for a server
+        self.is_remote = any(getattr(part, "is_remote", False) for part in self._prefetching)
 
     @classmethod
     def factory(cls, primary: MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
@@ -439,8 +445,21 @@ class ComposedMemory(Memory):
         return sum(await adrive(call_all(self._forgetting, "forget_messages", ids)))
 
     @property
-    def _forgetting(self) -> list[Any]:
-        return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
+    def save_was_checked(self) -> bool:
+        """Return whether the last save was sure to store nothing had the session been cleared since the load.
+
+        True only if that holds for every memory that can forget messages.
+        """
+        return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
+
+    def prefetch(self) -> None:
+        """Read what the memories need for any query, before the query is known."""
+        for part in self._prefetching:
+            part.prefetch()
+
+    async def aprefetch(self) -> None:
+        """Run `prefetch` asynchronously, for all memories concurrently."""
+        await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     async def _load(self, query: str) -> list[BaseMessage]:
         composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())

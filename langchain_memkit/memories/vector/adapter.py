@@ -363,18 +363,13 @@ class VectorStoreAdapter:
             self._forgotten.put((user_id, session_id), next(_moments))
         wanted = {"user_id": user_id} | ({"session_id": session_id} if session_id is not None else {})
         gone: set[str] = set()
-        try:
-            while found := await self._everything(wanted):
-                ids = {document.id for document in found if document.id}
-                if ids & gone:
-                    raise self._still_there()
-                gone |= ids
-                await self._delete(sorted(ids))
-            left = await self._get(sorted(gone))
-        except HistoryReadError as error:
-            msg = f"not all was deleted: {error}"
-            raise HistoryWriteError(msg, maybe_stored=True) from error
-        if left:
+        while found := await self._everything(wanted, "deleted"):
+            ids = {document.id for document in found if document.id}
+            if ids & gone:
+                raise self._still_there()
+            gone |= ids
+            await self._delete(sorted(ids))
+        if await self._get(sorted(gone), "deleted"):
             raise self._still_there()
         if session_id is None:
             with self._guard:
@@ -384,11 +379,7 @@ class VectorStoreAdapter:
     @exclusive
     async def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
         """Delete the records over `max_records`: first those that this process never recalled, oldest first."""
-        try:
-            documents = await self._everything({"user_id": user_id})
-        except HistoryReadError as error:
-            msg = f"the turn is stored, but no records over max_records were deleted: {error}"
-            raise HistoryWriteError(msg, maybe_stored=True) from error
+        documents = await self._everything({"user_id": user_id}, "deleted")
         accessed = await self.accesses(user_id)
         others = [entry for entry in map(_entry, documents) if entry.id not in keep]
         others.sort(key=lambda entry: (accessed.get(entry.id, UNDATED), entry.at or UNDATED))
@@ -403,10 +394,11 @@ class VectorStoreAdapter:
 
     # -- operations of the store
 
-    async def _get(self, ids: Sequence[str]) -> list[Document]:
+    async def _get(self, ids: Sequence[str], written: str = "") -> list[Document]:
         if not ids:  # which is an error to some stores, everything to others
             return []
-        by_id = {document.id: document for document in map(from_store, await self._call("", "get_by_ids", list(ids)))}
+        found = map(from_store, await self._call(written, "get_by_ids", list(ids)))
+        by_id = {document.id: document for document in found}
         return [by_id[name] for name in dict.fromkeys(ids) if name in by_id]
 
     async def _put(self, documents: Iterable[Document]) -> list[str]:
@@ -437,19 +429,19 @@ class VectorStoreAdapter:
             if await self._call("deleted", "delete", ids=list(ids[i : i + BATCH])) is False:
                 raise self._still_there()
 
-    async def _everything(self, wanted: Wanted) -> list[Document]:
-        """Read all documents with this metadata, with growing searches if the store cannot list."""
+    async def _everything(self, wanted: Wanted, written: str = "") -> list[Document]:
+        """Read all documents with this metadata, with growing searches if the store cannot list; see `_call`."""
         listing, k = self._dialect.listing, PAGE
         if listing is not None:
-            found = await self._perform(cpu_bound(lambda: listing(self.store, wanted)))
+            found = await self._perform(cpu_bound(lambda: listing(self.store, wanted)), written)
         else:
             filters = self._dialect.filters(self.store, wanted)
-            while len(found := await self._call("", "similarity_search", ANYTHING, k=k, **filters)) >= k:
+            while len(found := await self._call(written, "similarity_search", ANYTHING, k=k, **filters)) >= k:
                 k *= 4
         return [d for d in map(from_store, found) if d.id and matches_metadata(d, wanted)]
 
     async def _call(self, written: str, name: str, /, *args: object, **options: object) -> Any:
-        """Call a method of the store in the caller's style; `written`: what a write does, for the error."""
+        """Call a method of the store in the caller's style; `written`: what the write around it does, for the error."""
         methods = (getattr(self.store, each) for each in (name, f"a{name}"))
         return await self._perform(Step(*(partial(method, *args, **options) for method in methods)), written)
 

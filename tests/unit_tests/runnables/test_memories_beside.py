@@ -12,12 +12,15 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from langchain_memkit import (
+    ChatHistoryMemory,
+    ComposedMemory,
     EntityMemory,
     SQLiteChatMessageHistory,
     create_runnable_with_message_history,
     session,
 )
 from langchain_memkit.base import Mention
+from langchain_memkit.memories.composed import Source
 from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FakeChatModel
 
@@ -61,6 +64,19 @@ def test_threads_are_for_what_waits_for_a_server(kind: type[Store]) -> None:
     chat.invoke("Where is Nemo?", HERE)
     assert (store.readers[0] == here) is (kind is Store)
     assert "Nemo lives in the reef." in model.calls[0][0].text
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_a_part_with_a_timeout_reads_within_it(style: str) -> None:
+    """A composed memory reads beside the history only for parts that may take any time."""
+    patient, hasty = RemoteStore(), RemoteStore()
+    dialogue = ChatHistoryMemory(SQLiteChatMessageHistory(":memory:", "s1", user_id="u1"))
+    parts = [EntityMemory(extract, "s1", user_id="u1", store=store) for store in (patient, hasty)]
+    composed = ComposedMemory(dialogue, parts[0], Source(parts[1], timeout=60))
+    assert composed.is_remote
+    assert not ComposedMemory(dialogue, Source(parts[1], timeout=60)).is_remote
+    composed.prefetch() if style == "sync" else await composed.aprefetch()
+    assert (len(patient.readers) > 0, hasty.readers) == (True, [])
 
 
 def test_a_turn_when_the_interpreter_ends() -> None:
