@@ -138,13 +138,14 @@ def closest_names(text: str, names: Sequence[str], most: int) -> list[str]:
     if len(names) <= most:
         return list(names)
     folded = fold_text(text[:READ])[:READ]  # one character may normalize to 18
-    scored: list[tuple[float, int, int]] = []
-    for number, name in enumerate(names):
-        plain = fold_text(name)
+
+    def closeness(number: int) -> tuple[float, int]:
+        plain = fold_text(names[number])
         score = partial_ratio(plain, folded) * min(1, len(plain) / SHORT_NAME) if plain else 0
-        # `-number` makes the order complete: of equal names the first is taken.
-        scored.append((score, len(plain), -number))
-    return [names[-number] for _, _, number in sorted(heapq.nlargest(most, scored), key=lambda s: -s[2])]
+        return score, len(plain)
+
+    # of equal names the first is taken
+    return [names[number] for number in sorted(heapq.nlargest(most, range(len(names)), key=closeness))]
 
 
 SHORT = 4  # characters: shorter names are found only as they are written ("It", "US")
@@ -247,11 +248,7 @@ class KeyFinder:
     def _spelled(self, text: str, folded: FoldedText, number: int, start: int, end: int) -> list[NameMatch]:
         """Return the names that normalize to the text at a place: the one spelled exactly so, else all."""
         first, last = folded.span(start, end)
-        exact: list[str] = []
-        for surface in self._surfaces[number]:
-            begin = first - _lead(surface)
-            if begin >= 0 and text.startswith(surface, begin):
-                exact.append(surface)
+        exact = [s for s in self._surfaces[number] if _lead(s) <= first and text.startswith(s, first - _lead(s))]
         if exact:  # prefer the longest: "C++" over "C"
             surface = max(exact, key=len)
             begin = first - _lead(surface)

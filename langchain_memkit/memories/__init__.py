@@ -1,7 +1,6 @@
 """Memories: what is remembered besides the history of a session.
 
-The memories are `chat_history`, `retriever`, `composed`, `key_value`, `entity` and `vector`. Shared parts: `telling`
-calls several memories, `transcripts` reads the histories that `entity` and `vector` are derived from, and `derived`
-holds the base classes of these two. Each folder has a `factory`, a `memory` with the public class, and pure modules
-below it.
+The memories are `chat_history`, `retriever`, `composed`, `key_value`, `entity` and `vector`. Shared parts: `fanout`
+calls several memories, `rebuildable` holds the base classes of `entity` and `vector` and reads the transcripts that
+these are derived from. Each folder has a `memory` with the public classes, and modules below it.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -14,9 +13,9 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._histories import add_messages, clear_messages, is_native, load_history
 from langchain_memkit._sync import Step, adrive, drive
-from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, TurnContext, check_id, safe_repr
+from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, TurnContext, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.fanout import ForwardingFactory, takes_user
+from langchain_memkit.memories.fanout import ForwardingFactory, bound_maker
 
 
 class ChatHistoryMemory(Memory):
@@ -160,11 +159,7 @@ class ChatHistoryMemoryFactory(ForwardingFactory):
     """
 
     def __init__(self, get_session_history: GetSessionHistory, preprocessor: Any, *, read_only: bool) -> None:
-        if inspect.iscoroutinefunction(get_session_history):
-            msg = "ChatHistoryMemory.factory needs a get_session_history that is not async"
-            raise ConfigurationError(msg)
         self._makers = [get_session_history]
-        self._takes_user = takes_user(get_session_history)
         self._preprocessor = preprocessor
         self._read_only = read_only
 
@@ -176,14 +171,10 @@ class ChatHistoryMemoryFactory(ForwardingFactory):
         """Return the memory of a session; no I/O.
 
         Raises:
-            ConfigurationError: There is a `user_id`, but `get_session_history` cannot take one.
+            ConfigurationError: There is a `user_id`, but `get_session_history` cannot take one; or it is async.
         """
-        check_id(session_id, "session_id")
-        if user_id is not None and not self._takes_user:
-            msg = "get_session_history takes no user_id, so users would share conversations"
-            raise ConfigurationError(msg)
-        owner = {} if user_id is None else {"user_id": check_id(user_id, "user_id")}
-        return ChatHistoryMemory(self._makers[0](session_id, **owner), self._preprocessor, read_only=self._read_only)
+        history = bound_maker(self._makers[0], session_id, user_id)()
+        return ChatHistoryMemory(history, self._preprocessor, read_only=self._read_only)
 
     def close(self) -> None:
         """Do nothing: the histories' factory belongs to the caller."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -19,6 +18,7 @@ from langchain_memkit._sync import (
     Step,
     adrive,
     call_user_function,
+    cpu_bound,
     drive,
     event,
     gather,
@@ -42,11 +42,11 @@ from langchain_memkit.memories.fanout import (
     LOAD_ERROR,
     ForwardingFactory,
     OnLoadError,
+    bound_maker,
     call_all,
     load_failure,
     name_of,
     save_all,
-    takes_user,
     undo_if_deleted,
 )
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -233,11 +233,8 @@ def source_of(part: object, name: str) -> Source:
         return source
     if isinstance(memory, Runnable):
         return Source(RetrieverMemory(memory), source.max_tokens, source.timeout)
-    msg = f"{name} must be a Memory, a retriever, or a Source of one, not {type(memory).__name__}"
-    if callable(memory):
-        msg += "; factories of memories are for ComposedMemory.factory(...)"
-    elif hasattr(memory, "add_messages"):
-        msg += "; a chat history becomes one by ChatHistoryMemory(history)"
+    others = "a chat history becomes one by ChatHistoryMemory(history), factories are for ComposedMemory.factory(...)"
+    msg = f"{name} must be a Memory, a retriever, or a Source of one, not {type(memory).__name__}; {others}"
     raise ConfigurationError(msg)
 
 
@@ -247,10 +244,9 @@ async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadE
     for source, result in zip(sources, await gather([_loading(source, query) for source in sources]), strict=True):
         if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
             raise result
+        loaded.append([] if isinstance(result, Exception) else result)
         if not isinstance(result, Exception):
-            loaded.append(result)
             continue
-        loaded.append([])
         failure, data = load_failure(source.memory, result)
         if on_load_error == "raise":
             raise failure
@@ -352,6 +348,12 @@ class ComposedMemory(Memory):
         self.session_id = _bound(self._parts, "session_id")
         self.user_id = _bound(self._parts, "user_id")
         self.read_only = all(part.read_only for part in self._parts)
+        self._forgetting: list[Any] = [p for p in self._parts if not p.read_only and hasattr(p, "aforget_messages")]
+        # a memory with a timeout is left out, since a prefetch has none
+        patient: list[Any] = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
+        self._prefetching = [part for part in patient if hasattr(part, "aprefetch")]
+        # whether reads of at least one of them wait for a server
+        self.is_remote = any(getattr(part, "is_remote", False) for part in self._prefetching)
 
     @classmethod
     def factory(cls, primary: MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
@@ -450,21 +452,6 @@ class ComposedMemory(Memory):
         """
         return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
 
-    @property
-    def _forgetting(self) -> list[Any]:
-        return [part for part in self._parts if not part.read_only and hasattr(part, "aforget_messages")]
-
-    @property
-    def _prefetching(self) -> list[Any]:
-        """Return the memories that can prefetch; those with a timeout are left out, since a prefetch has none."""
-        patient = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
-        return [part for part in patient if hasattr(part, "aprefetch")]
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether reads of at least one of the memories wait for a server."""
-        return any(getattr(part, "is_remote", False) for part in self._prefetching)
-
     def prefetch(self) -> None:
         """Read what the memories need for any query, before the query is known."""
         for part in self._prefetching:
@@ -491,10 +478,8 @@ class ComposedMemory(Memory):
             found.append((tag_source(messages, name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
         # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
-        if composer.counter is approximate_tokens and composer.template is render_notes:
-            return compose()
-        composed: list[BaseMessage] = await call_user_function(compose, name="template or token_counter")
-        return composed
+        long = composer.counter is not approximate_tokens or composer.template is not render_notes
+        return await cpu_bound(compose, long=long)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         said, _ = split_notes(messages)
@@ -534,13 +519,6 @@ class ComposedMemoryFactory(ForwardingFactory):
         self._sources = sources
         self._compose = compose
         self._makers = [s.memory for s in sources if not isinstance(s.memory, (Memory, Runnable))]
-        for maker in self._makers:
-            if not callable(maker) or isinstance(maker, type) or inspect.iscoroutinefunction(maker):
-                msg = (
-                    "ComposedMemory.factory takes functions (session_id, user_id), not async, that make a Memory, such "
-                    f"as X.factory(...) returns; got {name_of(maker)}"
-                )
-                raise ConfigurationError(msg)
         compose(RetrieverMemory(RunnablePassthrough()))  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
@@ -559,15 +537,10 @@ class ComposedMemoryFactory(ForwardingFactory):
             TypeError, ValueError: An id is not a string, empty or malformed.
         """
         check_id(session_id, "session_id")
-        owner = {} if user_id is None else {"user_id": check_id(user_id, "user_id")}
-        primary, *secondary = [self._made(source, session_id, owner) for source in self._sources]
+        primary, *secondary = [
+            source  # shared by all sessions
+            if isinstance(source.memory, (Memory, Runnable))
+            else replace(source, memory=bound_maker(source.memory, session_id, user_id)())
+            for source in self._sources
+        ]
         return self._compose(primary.memory, *secondary)
-
-    def _made(self, source: Source, session_id: str, owner: dict[str, str]) -> Source:
-        maker = source.memory
-        if isinstance(maker, (Memory, Runnable)):  # shared by all sessions
-            return source
-        if owner and not takes_user(maker):
-            msg = f"{name_of(maker)} takes no user_id, so users would share memories"
-            raise ConfigurationError(msg)
-        return replace(source, memory=maker(session_id, **owner))

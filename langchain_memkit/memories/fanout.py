@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import methodcaller
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from langchain_memkit._histories import epoch_at, has_native, stored_ids
 from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, gather
@@ -18,6 +18,8 @@ from langchain_memkit.errors import ConfigurationError, HistoryReadError, Memory
 from langchain_memkit.memories.retriever import RetrieverMemory
 
 logger = logging.getLogger("langchain_memkit")
+
+T = TypeVar("T")
 
 LOAD_ERROR = "memkit_load_error"
 """Name of the callback event that reports a memory that could not be loaded."""
@@ -36,10 +38,21 @@ def name_of(memory: object) -> str:
     return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
 
 
-def takes_user(maker: Callable[..., object]) -> bool:
-    """Return whether a function that makes histories or memories can be called with `user_id`."""
-    parameters = inspect.signature(maker).parameters
-    return "user_id" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+def bound_maker(maker: Callable[..., T], session_id: str, user_id: str | None) -> Callable[[], T]:
+    """Return a function that makes the history or memory of a session and its user, with `maker`.
+
+    Raises:
+        ConfigurationError: There is a user, and `maker` takes no `user_id`: dropping it would mix the users' data.
+        TypeError, ValueError: An id is not a string, empty or malformed.
+    """
+    make = partial(maker, check_id(session_id, "session_id"))
+    if user_id is None:
+        return make
+    parameters = inspect.signature(maker).parameters.values()
+    if not any(p.name == "user_id" or p.kind is p.VAR_KEYWORD for p in parameters):
+        msg = f"{name_of(maker)} takes no user_id, so users would share what it makes"
+        raise ConfigurationError(msg)
+    return partial(make, user_id=check_id(user_id, "user_id"))
 
 
 def load_failure(memory: object, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
@@ -163,8 +176,6 @@ class ForwardingFactory(ClosingMixin):
         return await adrive(self._list_sessions(user_id))
 
     async def _list_sessions(self, user_id: str | None) -> list[SessionInfo]:
-        if user_id is not None:
-            check_id(user_id, "user_id")
         able = self._able("list_sessions")
         if not able:
             msg = "none of the factories has list_sessions; that of the histories has"

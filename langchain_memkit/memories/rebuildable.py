@@ -6,7 +6,6 @@ import copy
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
@@ -15,7 +14,7 @@ from langchain_memkit._histories import has_native, read_messages, stored_ids
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, drive
 from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, Turn, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.fanout import takes_user
+from langchain_memkit.memories.fanout import bound_maker
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """Date of messages whose date is unknown."""
@@ -46,15 +45,8 @@ class Segment(NamedTuple):
 
 
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step[Any]:
-    """Make a step that returns the history of a session.
-
-    A callable that cannot take `user_id` is refused: dropping the id would mix the users' conversations.
-    """
-    if not takes_user(get_session_history):
-        msg = "get_session_history must take user_id: this memory is of one user"
-        raise ConfigurationError(msg)
-    call = partial(get_session_history, session_id, user_id=user_id)
-    return call_user_function(call, name="get_session_history")
+    """Make a step that returns the history of a session."""
+    return call_user_function(bound_maker(get_session_history, session_id, user_id), name="get_session_history")
 
 
 async def read_transcript(
@@ -100,6 +92,18 @@ async def erased_messages(
     return erased
 
 
+def session_infos(records: Iterable[tuple[str, datetime | None]]) -> list[SessionInfo]:
+    """Return the sessions of records, given as session and date, the last used first; `turns` counts records."""
+    dates: dict[str, list[datetime | None]] = {}
+    for session, at in records:
+        dates.setdefault(session, []).append(at)
+    found: list[SessionInfo] = []
+    for session, listed in dates.items():
+        known = list(filter(None, listed))
+        found.append(SessionInfo(session, len(listed), min(known, default=None), max(known, default=None)))
+    return sorted(found, key=lambda info: (info.updated_at or UNDATED, info.session_id), reverse=True)
+
+
 M = TypeVar("M", bound="DerivedMemory")
 
 
@@ -127,10 +131,9 @@ class DerivedMemory(Memory):
     def _bind(self, session_id: str, user_id: str | None) -> None:
         self.session_id = self._session = check_id(session_id, "session_id")
         if user_id is None:
-            example = {"configurable": {"session_id": "...", "user_id": "..."}}
             msg = (
                 f"{type(self).__name__} needs a user_id: what it remembers is of all sessions of one user. "
-                f"In a chain it comes from the config; e.g., chain.invoke(..., {example})"
+                "In a chain it comes from the config: chain.invoke(..., session('s1', user_id='u1'))"
             )
             raise ConfigurationError(msg)
         self.user_id = self._user = check_id(user_id, "user_id")

@@ -13,7 +13,6 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
 from langchain_memkit.base import Memory
-from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import Record, note_message
 
 __all__ = ["RetrieverMemory", "plain_score", "record_of"]
@@ -30,9 +29,6 @@ class RetrieverMemory(Memory):
             Where only the vector store knows the scores, let it filter:
             `store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5})`.
 
-    Raises:
-        ConfigurationError: `score_threshold` is not a number.
-
     Example:
         >>> from langchain_core.documents import Document
         >>> from langchain_core.runnables import RunnableLambda
@@ -48,12 +44,6 @@ class RetrieverMemory(Memory):
     read_only = True
 
     def __init__(self, retriever: Runnable[str, Any], *, score_threshold: float | None = None) -> None:
-        if score_threshold is not None and plain_score(score_threshold) is None:
-            msg = (
-                "score_threshold must be a number in the unit of the retriever's scores, or None; "
-                f"got {score_threshold!r:.50}"
-            )
-            raise ConfigurationError(msg)
         self.retriever = retriever
         self.score_threshold = score_threshold
 
@@ -75,34 +65,30 @@ class RetrieverMemory(Memory):
     def clear(self) -> None:
         """Do nothing: a retriever is read-only."""
 
-    def _note(self, found: Sequence[object], query: str) -> list[BaseMessage]:
+    def _note(self, found: Sequence[Document], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
         least = self.score_threshold
         # Documents without a score cannot be compared and are shown.
         shown = [r for r in records if least is None or r.score is None or r.score >= least]
         remarks: list[str] | None = getattr(query, "remarks", None)
         if remarks is not None and len(shown) < len(records):
-            left = len(records) - len(shown)
             best = max(r.score for r in records if r.score is not None)
-            told = f"{left:,} of {len(records):,} documents are below the score_threshold of {least:g}"
-            remarks.append(f"{self!r} left out: {told}; the best score is {best:g}")
+            told = f"{len(records) - len(shown):,} of {len(records):,} documents are below the score_threshold of"
+            remarks.append(f"{self!r} left out: {told} {least:g}; the best score is {best:g}")
         return [note_message(shown)] if shown else []
 
 
-def record_of(document: object) -> Record:
+def record_of(document: Document) -> Record:
     """Convert a document to a quoted record, with title, source and date where its metadata has them."""
-    if not isinstance(document, Document):
-        msg = f"a retriever must return documents, not {type(document).__name__}"
-        raise TypeError(msg)
     known = document.metadata
-    scores = [score for key in ("relevance_score", "score") if (score := plain_score(known.get(key))) is not None]
+    scores = (plain_score(known.get(key)) for key in ("relevance_score", "score"))
     return Record(
         document.page_content,
         about=str(known.get("title") or ""),
         source=str(known.get("source") or ""),
         date=_date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None)),
         id=document.id,
-        score=scores[0] if scores else None,
+        score=next((score for score in scores if score is not None), None),
     )
 
 
@@ -114,11 +100,7 @@ def plain_score(value: object) -> float | None:
 
 def _date(value: object) -> datetime | None:
     """Return a date from metadata: a `datetime`, a `date` or an ISO 8601 string; None for anything else."""
-    if isinstance(value, datetime):
-        return value
-    if isinstance(value, date):
-        return datetime(value.year, value.month, value.day)  # noqa: DTZ001  # a day has no time zone
     try:
-        return datetime.fromisoformat(value) if isinstance(value, str) else None
+        return datetime.fromisoformat(str(value)) if isinstance(value, (date, str)) else None
     except ValueError:
         return None

@@ -275,12 +275,3 @@ def test_documents_below_the_score_threshold_are_left_out(style: str) -> None:
     strict: Any = RetrieverMemory(scored(0.1), score_threshold=0.5)
     assert loaded(strict, "When is tea?", style) == []
     assert "text 0.1" in loaded(RetrieverMemory(scored(0.1)), "When is tea?", style)[0].text  # type: ignore[arg-type]  # any memory
-
-
-@pytest.mark.parametrize("threshold", ["0.5", True, float("nan")])
-def test_wrong_thresholds_of_documents_are_refused(threshold: Any) -> None:
-    """With a sentence."""
-    with pytest.raises(
-        ConfigurationError, match="score_threshold must be a number in the unit of the retriever's scores"
-    ):
-        RetrieverMemory(scored(0.1), score_threshold=threshold)

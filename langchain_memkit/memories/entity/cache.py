@@ -60,10 +60,6 @@ class EntityCache:
 
     # -- the store, in both call styles
 
-    def stored(self, prefix: str) -> Step[list[str]]:
-        """Return the keys under a prefix, sorted."""
-        return list_keys(self.store, prefix)
-
     async def put_if_exists(self, key: str, pairs: Sequence[tuple[str, StoredDict]], gone: Sequence[str]) -> bool:
         """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
 
@@ -116,16 +112,16 @@ class EntityCache:
         know.
         """
         keys = EntityKeys(user_id)
-        versions = frozenset(await self.stored(keys.versions))
+        versions = frozenset(await list_keys(self.store, keys.versions))
         book = await self.held(lambda: self._books.get(user_id))
         if book is not None and book.versions == versions:
             return book
         stale = book or EntityRegistry(keys, self.vocabulary)
-        listed = await self.stored(keys.prefix)
+        listed = await list_keys(self.store, keys.prefix)
         # List the generations again, after the facts. A generation is stored before its facts, so each fact listed
         # above either has its generation in this second listing or is dead; with one listing a live fact could look
         # dead.
-        parts = {key: keys.parts(key) for key in [*listed, *await self.stored(keys.of("session", ""))]}
+        parts = {key: keys.parts(key) for key in [*listed, *await list_keys(self.store, keys.of("session", ""))]}
         # A description is replaced under its key, and an unreadable row may be repaired under it: these are read again.
         known: dict[str, EntityRow] = await self.held(lambda: {**stale.facts, **stale.rules})
         rows = {key: known.get(key) for key in listed if parts[key][0] in ("description", "fact", "rule")}

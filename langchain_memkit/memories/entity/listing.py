@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from langchain_memkit.errors import MissingExtraError
 from langchain_memkit.matching.names import display_form
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.messages.text import printable, printable_html
@@ -149,18 +147,3 @@ class EntityList(list[Entity]):
             cells = [*map(printable_html, texts), "<br>".join(map(printable_html, newest))]
             rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-    def to_dataframe(self) -> Any:
-        """Return a pandas `DataFrame` with one row per fact, with the entity's name and type in each row.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        try:
-            import pandas  # type: ignore[import-untyped]  # brings no stubs, and mypy need not know them
-        except ImportError as error:
-            msg = "to_dataframe() needs pandas: pip install pandas"
-            raise MissingExtraError(msg) from error
-        columns = ["name", "type", "text", "role", "speaker", "session_id", "message_id", "created_at"]
-        rows = [(e.name, e.type, *(getattr(f, column) for column in columns[2:])) for e in self for f in e.facts]
-        return pandas.DataFrame(rows, columns=columns)

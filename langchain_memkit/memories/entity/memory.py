@@ -47,11 +47,12 @@ from langchain_memkit.memories.rebuildable import (
     check_writable,
     erased_messages,
     read_transcript,
+    session_infos,
 )
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
 from langchain_memkit.preprocessors.budget import checked_size
-from langchain_memkit.stores.in_memory import DictStore, store_or_memory
+from langchain_memkit.stores.in_memory import DictStore, list_keys, store_or_memory
 
 __all__ = ["EntityMemory", "EntityMemoryFactory"]
 
@@ -177,7 +178,7 @@ class EntityMemory(DerivedMemory):
         """List everyone and everything that the user talked about, in all sessions.
 
         Returns:
-            The entities, the last mentioned first; shows as a table in a notebook and has `to_dataframe()`.
+            The entities, the last mentioned first; shows as a table in a notebook.
 
         Raises:
             HistoryReadError: The store, or a history, cannot be reached or read.
@@ -372,9 +373,9 @@ class EntityMemory(DerivedMemory):
         # was cleared can come back between the two deletes.
         cache, keys = self._core, EntityKeys(self._user)
         self._seen = frozenset()
-        generations = await cache.stored(keys.of("session", self._session, ""))
+        generations = await list_keys(cache.store, keys.of("session", self._session, ""))
         await cache.delete(generations)
-        facts = await cache.stored(keys.of("fact", self._session, ""))
+        facts = await list_keys(cache.store, keys.of("fact", self._session, ""))
         await cache.delete(facts)
         if generations or facts:
             # An empty registry knows no versions: a version row is added, and none is deleted.
@@ -561,8 +562,7 @@ def check_names(names: NameList) -> dict[str, str]:
     for name, label in given.items():
         kind = kind_of(label)
         if kind is None or name_key(name, given=True) is None:
-            what = "no name" if kind is not None else f"no {label!r:.50}: dates and numbers are no entities"
-            msg = f"names: {name!r:.50} is {what}"
+            msg = f"names: {name!r:.50} is no name, or {label!r:.50} no type of one: dates and numbers are no entities"
             raise ConfigurationError(msg)
         given[name] = kind
     return given
@@ -583,20 +583,15 @@ class EntityMemoryFactory(DerivedMemoryFactory["EntityMemory"]):
     # -- flows
 
     async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
-        cache = self._core
-        book = await cache.read(user_id)
-        times: dict[str, list[datetime]] = {}
-        for row in await cache.held(lambda: list(book.facts.values())):
-            times.setdefault(row.session, []).append(row.at)
-        found = [SessionInfo(session, len(at), min(at), max(at)) for session, at in times.items()]
-        return sorted(found, key=lambda info: (info.updated_at, info.session_id), reverse=True)
+        book = await self._core.read(user_id)
+        return session_infos((row.session, row.at) for row in await self._core.held(lambda: list(book.facts.values())))
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         # The generation rows go first: facts that a concurrent save writes after that are dead, and are deleted when
         # they are noticed.
         cache, keys = self._core, EntityKeys(user_id)
-        await cache.delete(await cache.stored(keys.of("session", "")))
-        stored = await cache.stored(keys.prefix)
+        await cache.delete(await list_keys(cache.store, keys.of("session", "")))
+        stored = await list_keys(cache.store, keys.prefix)
         await cache.delete(stored)
         cache.forget(user_id)
         return {"facts": sum(keys.parts(key)[0] == "fact" for key in stored)}

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage
@@ -33,7 +32,6 @@ logger = logging.getLogger("langchain_memkit")
 KIND = "a message that the entity memory is to save"
 MOST = 300  # characters of a fact
 NAMED = 500  # names used per message
-MENTIONS = 10_000  # read from what an extractor returns for a text
 POSSESSIVE = ("'s", "\u2019s")
 GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
 
@@ -70,9 +68,6 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         digest = hashlib.sha256(f"{role}\n{seen[role + text]}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         seen[role + text] += 1
         fact = FactRow(
-            key="",
-            surface="",
-            label="",
             text=text,
             role=role,
             speaker=clean(message.name or "")[:MOST],
@@ -80,8 +75,6 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
             message=clean(message.id or f"text-{digest[:24]}"),
             given=bool(message.id) and segment.has_ids,
             at=(segment.at or UNDATED) + timedelta(microseconds=i),
-            start=0,
-            end=0,
             epoch=segment.epoch,
             expires_at=segment.expires_at,
         )
@@ -93,13 +86,13 @@ def read_mentions(found: Iterable[object] | None, text: str) -> list[NameSpan]:
     """Validate what an extractor returned, and locate the names in the text; the keys are not decided yet.
 
     Args:
-        found: An iterable of `Mention`s, of tuples or dicts like them, of pairs of text and type, or of texts; at most
-            10,000 are read. Malformed items are logged and skipped.
+        found: An iterable of `Mention`s, of tuples or dicts like them, of pairs of text and type, or of texts.
+            Malformed items are logged and skipped.
         text: The text that was read.
     """
     spots: list[NameSpan] = []
     placed: dict[str, list[tuple[int, int]]] = {}  # places of names that came without (correct) offsets
-    for mention in islice(found or (), MENTIONS):
+    for mention in found or ():
         try:
             said, label, start, end = _parts_of(mention)
             kind = kind_of(label) if label else ""
@@ -123,11 +116,9 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
     if isinstance(mention, str):
         return mention, "", 0, 0
     if isinstance(mention, Mapping):
-        said = mention.get("text", mention.get("word", ""))
         label = mention["label"] if "label" in mention else mention["entity_group"]
-        start, end = mention.get("start", 0), mention.get("end", 0)
-    else:
-        said, label, start, end = [*mention, 0, 0][:4]
+        mention = mention.get("text", mention.get("word", "")), label, mention.get("start", 0), mention.get("end", 0)
+    said, label, start, end = [*mention, 0, 0][:4]
     return str(said), str(label), int(start), int(end)
 
 
@@ -217,14 +208,8 @@ def facts_of(messages: Iterable[tuple[FactRow, Sequence[NameSpan]]], book: Entit
             if (spot.key, begin) not in seen:
                 seen.add((spot.key, begin))
                 text = clean(_around(message.text, begin, max(end, spot.end), spot))
-                row = message._replace(
-                    key=spot.key,
-                    surface=clean(spot.surface),
-                    label=spot.label,
-                    text=text,
-                    start=spot.start,
-                    end=spot.end,
-                )
+                named = spot._replace(surface=clean(spot.surface))
+                row = message._replace(**named._asdict(), text=text)
                 rows.setdefault(fact_id(row), row)
     return list(rows.values())
 

@@ -36,32 +36,30 @@ class SurfaceFormIndex:
     def __init__(self) -> None:
         self._forms: dict[str, str] = {}
         self._recent: dict[str, str] = {}
-        self._finders: tuple[KeyFinder | None, KeyFinder | None] = (None, None)
+        self._big: KeyFinder | None = None
+        self._small: KeyFinder | None = None
 
     def find(self, text: str) -> list[NameMatch]:
         """Find the known names in a text; overlapping ones from the two automata are all returned."""
-        big, small = self._finders
-        if small is None or big is None:
-            big = big or KeyFinder(self._forms)
-            small = KeyFinder(self._recent)
-            self._finders = (big, small)
-        return big.find(text) + (small.find(text) if self._recent else [])
+        self._big = self._big or KeyFinder(self._forms)
+        self._small = self._small or KeyFinder(self._recent)
+        return self._big.find(text) + self._small.find(text)
 
     def add(self, form: str, key: str) -> None:
         """Add a surface form and the key itself to the index."""
         for name in (form, key):
             if name and name not in self._forms and name not in self._recent:
                 self._recent[name] = key
-                self._finders = (self._finders[0], None)
+                self._small = None
         # The large automaton is rebuilt by the next search, once for every 64 new forms.
         if len(self._recent) > RECENT:
             self._forms.update(self._recent)
-            self._recent, self._finders = {}, (None, None)
+            self._recent, self._big, self._small = {}, None, None
 
     def reset(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Replace the whole index by these pairs of surface form and key."""
         self._forms = {name: key for form, key in pairs for name in (form, key) if name}
-        self._recent, self._finders = {}, (None, None)
+        self._recent, self._big, self._small = {}, None, None
 
 
 Names = Mapping[str, Mapping[str, object]]
@@ -210,7 +208,6 @@ class EntityRegistry:
         self.unreadable: set[str] = set()
         self.generations: dict[str, set[str]] = {}
         self.names: dict[str, dict[str, set[str]]] = {}
-        self._expiring: set[str] = set()
         self._vocabulary = vocabulary
         self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
         self._speakers: dict[str, str] = {}
@@ -240,8 +237,6 @@ class EntityRegistry:
             sessions[row.session] = set()
             self._groups = None
         sessions[row.session].add(key)
-        if row.expires_at:
-            self._expiring.add(key)
         if row.label:
             votes = self._votes.setdefault(row.key, Counter())
             before = majority_kind(votes)
@@ -263,7 +258,6 @@ class EntityRegistry:
             if row is None:
                 continue
             self._groups = None
-            self._expiring.discard(key)
             if _is_firm(row):
                 self._firm -= Counter((row.key,))
             stored = self.names[row.key][row.session]
@@ -302,7 +296,7 @@ class EntityRegistry:
 
     def expired(self, now: datetime) -> list[str]:
         """Return the store keys of facts that have expired by `now`."""
-        return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
+        return [key for key, row in self.facts.items() if row.expires_at and row.expires_at <= now]
 
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
         """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""

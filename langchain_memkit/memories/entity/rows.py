@@ -25,9 +25,6 @@ DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 class FactRow(NamedTuple):
     """A sentence that contains a name."""
 
-    key: str  # of the name
-    surface: str  # the name as it was written
-    label: str  # type of the name; empty if neither the app nor an extractor told it
     text: str  # the sentence
     role: str  # "human" or "ai"
     speaker: str  # the message's `name`; empty if it has none
@@ -35,10 +32,13 @@ class FactRow(NamedTuple):
     message: str  # id of the message, or one derived from its text
     given: bool  # whether the message came with that id, so that a history can be asked for it
     at: datetime  # when it was said, aware
-    start: int  # where the name begins in the message, in characters
-    end: int
     epoch: int  # of the session; 0 if unknown
     expires_at: datetime | None  # None for never
+    key: str = ""  # of the name
+    surface: str = ""  # the name as it was written
+    label: str = ""  # type of the name; empty if neither the app nor an extractor told it
+    start: int = 0  # where the name begins in the message, in characters
+    end: int = 0
 
 
 class ResolutionRule(NamedTuple):

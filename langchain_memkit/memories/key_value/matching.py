@@ -70,10 +70,7 @@ class ModelMatcher:
         if not all(part.isdecimal() and len(part) < 10 for part in parts):
             logger.warning("the model that matches titles answered %d characters that are no numbers", len(said))
             return []
-        numbers = list(dict.fromkeys(map(int, parts)))
-        if wrong := [n for n in numbers if n > len(offered)]:
-            logger.warning("the model that matches titles answered with numbers that were not offered: %.80r", wrong)
-        return [offered[n - 1] for n in numbers if 1 <= n <= len(offered)]
+        return [offered[n - 1] for n in dict.fromkeys(map(int, parts)) if 1 <= n <= len(offered)]
 
 
 def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:

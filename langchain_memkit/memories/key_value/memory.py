@@ -7,13 +7,12 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._locks import ForkSafeLock
-from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, cpu_bound, drive
 from langchain_memkit.base import Memory, TokenCounter, TokenCounterLike, check_arguments, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
@@ -216,11 +215,11 @@ class KeyValueMemory(Memory):
 
     def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
-        drive(self._remove(titles))
+        drive(self._cache.remove(titles))
 
     async def aremove(self, titles: Iterable[str]) -> None:
         """Run `remove` asynchronously."""
-        await adrive(self._remove(titles))
+        await adrive(self._cache.remove(titles))
 
     def titles(self) -> list[str]:
         """Return all titles, sorted."""
@@ -264,12 +263,6 @@ class KeyValueMemory(Memory):
 
     def clear(self) -> None:
         """Do nothing: the entries belong to no session."""
-
-    async def _remove(self, titles: Iterable[str]) -> None:
-        if isinstance(titles, str):  # iterating over it would give single letters
-            msg = "titles must be a list of titles, not a str"
-            raise ConfigurationError(msg)
-        await self._cache.remove(titles)
 
     async def _match(self, text: str) -> list[TitleMatch]:
         return await self._hits(await self._cache.current(), text)
@@ -328,8 +321,8 @@ class KeyValueMemoryFactory(ClosingMixin):
 
     def __init__(self, memory: KeyValueMemory) -> None:
         self._memory = memory
-        self._caches = LRUCache[str | None, EntryCache](USERS)
-        self._lock = ForkSafeLock()
+        # all memories of a user share one, so that the entries are not read for each session
+        self._cache_of = lru_cache(USERS)(memory._cache.for_user)
 
     def __repr__(self) -> str:
         """Show the store."""
@@ -368,27 +361,15 @@ class KeyValueMemoryFactory(ClosingMixin):
         Returns:
             `{"entries": n}`: how many were deleted.
         """
-        return drive(self._purge(check_id(user_id, "user_id")))
+        return {"entries": drive(self._cache_of(check_id(user_id, "user_id")).purge())}
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Run `purge` asynchronously."""
-        return await adrive(self._purge(check_id(user_id, "user_id")))
-
-    async def _purge(self, user_id: str) -> Mapping[str, int]:
-        count = await self._cache_of(user_id).purge()
-        with self._lock:
-            self._caches.pop(user_id)
-        return {"entries": count}
-
-    def _cache_of(self, user_id: str | None) -> EntryCache:
-        """Return the cache that all memories of a user share, so that the entries are not read for each session."""
-        with self._lock:
-            return self._caches.get_or_put(user_id, self._memory._cache.for_user(user_id))
+        return {"entries": await adrive(self._cache_of(check_id(user_id, "user_id")).purge())}
 
     def close(self) -> None:
         """Empty the cache; the store stays open."""
-        with self._lock:
-            self._caches.clear()
+        self._cache_of.cache_clear()
 
     async def aclose(self) -> None:
         """Run `close` asynchronously."""

@@ -66,7 +66,7 @@ class Entry:
             return None
 
 
-def entries_of(data: object) -> list[Entry]:
+def entries_of(data: Any) -> list[Entry]:
     """Validate entries in any of the shapes that a caller, or a file, may give (see `Entries`); keep their order.
 
     Raises:
@@ -75,16 +75,13 @@ def entries_of(data: object) -> list[Entry]:
     """
     if isinstance(data, Mapping):
         entries = [_entry(title, value) for title, value in data.items()]
-    elif isinstance(data, Iterable):
+    else:
         entries = []
         for number, value in enumerate(data):
             if not (isinstance(value, Mapping) and "title" in value):
                 msg = f'entry {number} must be a dict with "title" and "text", not {describe_value(value)}'
                 raise ConfigurationError(msg)
             entries.append(_entry(value["title"], value))
-    else:
-        msg = f'entries must be a dict of titles or a list of dicts with "title", not {type(data).__name__}'
-        raise ConfigurationError(msg)
     title, times = max(Counter(entry.title for entry in entries).items(), key=itemgetter(1), default=("", 0))
     if times > 1:
         msg = f"the title {title!r:.80} is given twice: only one text can stand under it"
@@ -98,17 +95,14 @@ def _entry(title: object, value: object) -> Entry:
         raise ConfigurationError(msg)
     if isinstance(value, str):
         return Entry(title, value)
-    if not (isinstance(value, Mapping) and isinstance(value.get("text"), str)):
-        msg = f'the value of {title!r:.80} must be text or a dict with "text", not {describe_value(value)}'
+    texts = [value.get("text"), value.get("source", SOURCE)] if isinstance(value, Mapping) else [None]
+    if not (isinstance(value, Mapping) and all(isinstance(text, str) for text in texts)):
+        msg = f'the value of {title!r:.80} must be text, or a dict with "text" and "source" that are text'
         raise ConfigurationError(msg)
     if unknown := set(value) - {"title", "text", "aliases", "source"}:
         msg = f'{title!r:.80} has {sorted(map(str, unknown))!r:.80}: an entry has "text", "aliases" and "source"'
         raise ConfigurationError(msg)
-    source = value.get("source", SOURCE)
-    if not isinstance(source, str):
-        msg = f'"source" of {title!r:.80} must be text, not {describe_value(source)}'
-        raise ConfigurationError(msg)
-    return Entry(title, value["text"], check_aliases(title, value.get("aliases") or ()), source)
+    return Entry(title, value["text"], check_aliases(title, value.get("aliases") or ()), value.get("source", SOURCE))
 
 
 def check_aliases(title: str, names: object) -> tuple[str, ...]:
@@ -134,11 +128,8 @@ def read_entries(path: str | Path) -> Entries:
     try:
         text = file.read_text(encoding="utf-8-sig")
         return json.loads(text) if kind == ".json" else _plain_entries(text, file.name)
-    except UnicodeDecodeError as error:
-        msg = f"{file.name} must be UTF-8: {error}"
-        raise ConfigurationError(msg) from error
-    except json.JSONDecodeError as error:
-        msg = f"{file.name} is no valid JSON: {error}"
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        msg = f"{file.name} must be UTF-8{' and JSON' if kind == '.json' else ''}: {error}"
         raise ConfigurationError(msg) from error
 
 
@@ -227,7 +218,6 @@ class EntryCache:
         self._entries = self._prefix + "entry/"
         self._names = aliases, min_score
         self._index: EntryIndex | None = None
-        self._lock = ForkSafeLock()
 
     def for_user(self, user_id: str | None) -> EntryCache:
         """Return a cache of another user's entries in the same store."""
@@ -247,18 +237,12 @@ class EntryCache:
         if len(entries) < len(keys):
             logger.warning("%d of %d key-value entries are damaged and left out", len(keys) - len(entries), len(keys))
 
-        def build() -> EntryIndex:
-            with self._lock:  # of several threads that noticed the change, one builds the index
-                if self._index is not None and self._index.token == token:
-                    return self._index
-                index = EntryIndex(entries, *self._names, token)
-                # Entries without a version row: they are being added, or purged, at this moment. The snapshot is right
-                # for this load, but must not be cached, since nothing would tell that it is out of date.
-                if token is not None or not entries:
-                    self._index = index
-                return index
-
-        return await cpu_bound(build)
+        index = await cpu_bound(lambda: EntryIndex(entries, *self._names, token))
+        # Entries without a version row: they are being added, or purged, at this moment. The snapshot is right for this
+        # load, but must not be cached, since nothing would tell that it is out of date.
+        if token is not None or not entries:
+            self._index = index
+        return index
 
     async def add(self, entries: Sequence[Entry]) -> None:
         """Store entries; existing ones with the same titles are replaced."""
@@ -267,6 +251,9 @@ class EntryCache:
 
     async def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
+        if isinstance(titles, str):  # iterating over it would give single letters
+            msg = "titles must be a list of titles, not a str"
+            raise ConfigurationError(msg)
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
             # Invalidate the caches before the delete as well: if this process dies before the second write, no other
@@ -281,6 +268,7 @@ class EntryCache:
         if keys:
             await self._set([])
             await delete_keys(self.store, [*keys, self._version])
+        self._index = None
         return sum(key.startswith(self._entries) for key in keys)
 
     async def _set(self, rows: list[tuple[str, StoredDict]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial, wraps
 from math import isfinite
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -18,6 +18,7 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Flow, Step, cpu_bound, drive
 from langchain_memkit.base import SessionInfo
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MemkitError
+from langchain_memkit.memories.rebuildable import UNDATED, session_infos
 from langchain_memkit.memories.vector.rounds import lines_of_document
 from langchain_memkit.ranking.index import Index, IndexRecord, StoredSession, index_record_of
 from langchain_memkit.stores.backend import UNREADABLE
@@ -32,12 +33,12 @@ FilterBuilder: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
 BATCH = 500  # documents added or deleted per call
 PAGE = 1000  # documents requested by the first search where a store cannot list its documents
-MOST = 1_000_000  # documents: a search for this many that is still incomplete is an error
 ANYTHING = "memory"  # the query of a search for everything: some embedders refuse an empty text
-LATELY = 10_000  # documents cached for stores without `get_by_ids`
+LATELY = 10_000  # users whose recalls, and sessions whose deletion, are remembered
 PACKED = "memkit"  # the metadata field that holds all non-plain values, as JSON
 EXACT = 2**53  # larger integers go into the JSON: some stores keep every number as a float
-UNDATED = datetime.min.replace(tzinfo=UTC)
+# methods that a store must have, in one of both styles: LangChain's base class only raises NotImplementedError
+NEEDED = [(name, f"a{name}") for name in ("delete", "get_by_ids", "similarity_search_with_score")]
 
 _moments = itertools.count(1)  # logical clock of this process: orders saves and forgets
 # Locks of stores that are not thread-safe. Several memories may share a store, so it is the store that selects the
@@ -235,25 +236,23 @@ class VectorStoreAdapter:
     own: documents of your app with the same `user_id` would be found, and forgotten, with the records. docs/recall.md
     names the further limits.
 
-    The store must be able to delete. If it cannot look up ids (`get_by_ids`), adding a document must replace the one
-    with the same id, and only records that its search finds are recalled. `filter_builder` is a function from metadata
+    The store must delete, look up ids and search with scores. `filter_builder` is a function from metadata
     (`{"user_id": ...}`, sometimes with `"session_id"`) to the keyword arguments of `similarity_search` that restrict it
     to such documents; it is built in for the stores in `DIALECTS` (MongoDB Atlas needs both as filter fields).
 
     Raises:
-        ConfigurationError: The store's filter syntax is unknown, or the store cannot delete.
+        ConfigurationError: The store's filter syntax is unknown, or the store lacks one of `NEEDED`.
     """
 
     def __init__(self, store: VectorStore, *, filter_builder: FilterBuilder | None = None) -> None:
         self.store = store
         self.name = type(store).__name__
         self._dialect = dialect_of(store, filter_builder)
-        kind = type(store)
-        if kind.delete is VectorStore.delete and kind.adelete is VectorStore.adelete:
-            raise self._cannot_delete()
+        for names in NEEDED:
+            if all(getattr(type(store), name) is getattr(VectorStore, name) for name in names):
+                msg = f"{self.name} has no {names[0]}(), which a memory needs: add it in a subclass"
+                raise ConfigurationError(msg)
         self.lock = _LOCKS[id(store) % len(_LOCKS)] if self._dialect.serial else None
-        # A store that cannot look up ids: remember the documents that passed through this process instead.
-        self._lately = LRUCache[str, Document](LATELY) if kind.get_by_ids is VectorStore.get_by_ids else None
         self._guard = ForkSafeLock()
         self._accesses = LRUCache[str, dict[str, datetime]](LATELY)
         self._forgotten = LRUCache[tuple[str, str | None], int](LATELY)
@@ -318,16 +317,10 @@ class VectorStoreAdapter:
         """
         wanted, text = {"user_id": user_id}, without_surrogates(query)
         filters = self._dialect.filters(self.store, wanted)
-        try:
-            pairs = await self._call("", "similarity_search_with_score", text, k=k, **filters)
-        except NotImplementedError:
-            found = await self._call("", "similarity_search", text, k=k, **filters)
-            pairs = [(document, -i) for i, document in enumerate(found)]
+        pairs = await self._call("", "similarity_search_with_score", text, k=k, **filters)
         scores = _scaled([float(score) for _, score in pairs])
         documents = [from_store(document) for document, _ in pairs]
-        hits = [(d, s) for d, s in zip(documents, scores, strict=True) if d.id and matches_metadata(d, wanted)]
-        self._keep(document for document, _ in hits)
-        return hits
+        return [(d, s) for d, s in zip(documents, scores, strict=True) if d.id and matches_metadata(d, wanted)]
 
     async def texts(self, user_id: str, ids: Sequence[str]) -> TextLookup:
         """Return a lookup of records by id."""
@@ -370,18 +363,13 @@ class VectorStoreAdapter:
             self._forgotten.put((user_id, session_id), next(_moments))
         wanted = {"user_id": user_id} | ({"session_id": session_id} if session_id is not None else {})
         gone: set[str] = set()
-        try:
-            while found := await self._everything(wanted):
-                ids = {document.id for document in found if document.id}
-                if ids & gone:
-                    raise self._still_there()
-                gone |= ids
-                await self._delete(sorted(ids))
-            left = await self._get(sorted(gone))
-        except HistoryReadError as error:
-            msg = f"not all was deleted: {error}"
-            raise HistoryWriteError(msg, maybe_stored=True) from error
-        if left:
+        while found := await self._everything(wanted, "deleted"):
+            ids = {document.id for document in found if document.id}
+            if ids & gone:
+                raise self._still_there()
+            gone |= ids
+            await self._delete(sorted(ids))
+        if await self._get(sorted(gone), "deleted"):
             raise self._still_there()
         if session_id is None:
             with self._guard:
@@ -391,11 +379,7 @@ class VectorStoreAdapter:
     @exclusive
     async def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
         """Delete the records over `max_records`: first those that this process never recalled, oldest first."""
-        try:
-            documents = await self._everything({"user_id": user_id})
-        except HistoryReadError as error:
-            msg = f"the turn is stored, but no records over max_records were deleted: {error}"
-            raise HistoryWriteError(msg, maybe_stored=True) from error
+        documents = await self._everything({"user_id": user_id}, "deleted")
         accessed = await self.accesses(user_id)
         others = [entry for entry in map(_entry, documents) if entry.id not in keep]
         others.sort(key=lambda entry: (accessed.get(entry.id, UNDATED), entry.at or UNDATED))
@@ -405,24 +389,16 @@ class VectorStoreAdapter:
     @exclusive
     async def sessions(self, user_id: str) -> list[SessionInfo]:
         """List the sessions with records in the store, most recently used first; `turns` counts records."""
-        dates: dict[str, list[datetime | None]] = {}
-        for entry in map(_entry, await self._everything({"user_id": user_id})):
-            if entry.session:
-                dates.setdefault(entry.session, []).append(entry.at)
-        found = []
-        for name, all_dates in dates.items():
-            known = list(filter(None, all_dates))
-            found.append(SessionInfo(name, len(all_dates), min(known, default=None), max(known, default=None)))
-        return sorted(found, key=lambda info: info.updated_at or UNDATED, reverse=True)
+        entries = map(_entry, await self._everything({"user_id": user_id}))
+        return session_infos((entry.session, entry.at) for entry in entries if entry.session)
 
     # -- operations of the store
 
-    async def _get(self, ids: Sequence[str]) -> list[Document]:
-        if self._lately is not None:
-            return [document for document in map(self._lately.get, ids) if document is not None]
+    async def _get(self, ids: Sequence[str], written: str = "") -> list[Document]:
         if not ids:  # which is an error to some stores, everything to others
             return []
-        by_id = {document.id: document for document in map(from_store, await self._call("", "get_by_ids", list(ids)))}
+        found = map(from_store, await self._call(written, "get_by_ids", list(ids)))
+        by_id = {document.id: document for document in found}
         return [by_id[name] for name in dict.fromkeys(ids) if name in by_id]
 
     async def _put(self, documents: Iterable[Document]) -> list[str]:
@@ -438,17 +414,11 @@ class VectorStoreAdapter:
         for i in range(0, len(new), BATCH):
             some = [to_store(document) for document in new[i : i + BATCH]]
             await self._call("stored", "add_documents", some, ids=[document.id for document in some])
-        self._keep(new)
         return [document.id for document in new if document.id]
 
     async def _remove(self, ids: Iterable[str]) -> int:
-        """Delete documents and return how many there were (of a store without `get_by_ids`: how many were asked for).
-
-        Missing ones are ignored; it is checked that none is left.
-        """
-        names = list(dict.fromkeys(ids))
-        if self._lately is None:
-            names = [document.id for document in await self._get(names) if document.id]
+        """Delete documents and return how many there were; missing ones are ignored; none may be left."""
+        names = [document.id for document in await self._get(list(dict.fromkeys(ids))) if document.id]
         await self._delete(names)
         if await self._get(names):
             raise self._still_there()
@@ -456,43 +426,22 @@ class VectorStoreAdapter:
 
     async def _delete(self, ids: Sequence[str]) -> None:
         for i in range(0, len(ids), BATCH):  # never with an empty list: to some stores that means everything
-            some = list(ids[i : i + BATCH])
-            try:
-                done = await self._call("deleted", "delete", ids=some)
-            except NotImplementedError as error:
-                raise self._cannot_delete() from error
-            if done is False:
+            if await self._call("deleted", "delete", ids=list(ids[i : i + BATCH])) is False:
                 raise self._still_there()
-            if self._lately is not None:
-                for name in some:
-                    self._lately.pop(name)
 
-    async def _everything(self, wanted: Wanted) -> list[Document]:
-        """Read all documents with this metadata, with growing searches if the store cannot list."""
+    async def _everything(self, wanted: Wanted, written: str = "") -> list[Document]:
+        """Read all documents with this metadata, with growing searches if the store cannot list; see `_call`."""
         listing, k = self._dialect.listing, PAGE
         if listing is not None:
-            found = await self._perform(cpu_bound(lambda: listing(self.store, wanted)))
+            found = await self._perform(cpu_bound(lambda: listing(self.store, wanted)), written)
         else:
             filters = self._dialect.filters(self.store, wanted)
-            while len(found := await self._call("", "similarity_search", ANYTHING, k=k, **filters)) >= k:
-                if k >= MOST:
-                    msg = (
-                        f"{self.name} does not filter and holds over {MOST:,} documents, so it is unknown which are a "
-                        "user's: give filter_builder=, or use a store that filters"
-                    )
-                    raise HistoryReadError(msg)
+            while len(found := await self._call(written, "similarity_search", ANYTHING, k=k, **filters)) >= k:
                 k *= 4
-        documents = [d for d in map(from_store, found) if d.id and matches_metadata(d, wanted)]
-        self._keep(documents)
-        return documents
-
-    def _keep(self, documents: Iterable[Document]) -> None:
-        if self._lately is not None:
-            for document in documents:
-                self._lately.put(document.id or "", document)
+        return [d for d in map(from_store, found) if d.id and matches_metadata(d, wanted)]
 
     async def _call(self, written: str, name: str, /, *args: object, **options: object) -> Any:
-        """Call a method of the store in the caller's style; `written`: what a write does, for the error."""
+        """Call a method of the store in the caller's style; `written`: what the write around it does, for the error."""
         methods = (getattr(self.store, each) for each in (name, f"a{name}"))
         return await self._perform(Step(*(partial(method, *args, **options) for method in methods)), written)
 
@@ -500,7 +449,7 @@ class VectorStoreAdapter:
         """Perform a step of the store; its errors may quote what is stored or a password, so their text is not told."""
         try:
             return await step
-        except (MemkitError, NotImplementedError):
+        except MemkitError:
             raise
         except Exception as error:
             kind = type(error).__name__
@@ -509,9 +458,6 @@ class VectorStoreAdapter:
                 raise HistoryReadError(msg) from error
             msg = f"memories were perhaps not {written} in {self.name}: {kind}; calling again is safe"
             raise HistoryWriteError(msg, maybe_stored=True) from error
-
-    def _cannot_delete(self) -> ConfigurationError:
-        return ConfigurationError(f"{self.name} cannot delete, and a memory must be able to forget: use another store")
 
     def _still_there(self) -> HistoryWriteError:
         msg = f"{self.name} still holds what it was told to delete; call again, and if it stays look into the store"

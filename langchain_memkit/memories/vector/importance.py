@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._sync import Step, adrive, drive, internal_call
@@ -97,9 +97,6 @@ class ModelImportance:
 
     def batch(self, texts: Sequence[str]) -> list[float]:
         """Rate several memories, at most `batch_size` at a time, and return the ratings in order."""
-        if isinstance(self._llm, RunnableLambda) and not hasattr(self._llm, "func"):
-            msg = "the function that rates importance is async, so use the async verbs"
-            raise ConfigurationError(msg)
         return drive(self._rate(texts))
 
     async def abatch(self, texts: Sequence[str]) -> list[float]:
@@ -152,7 +149,7 @@ def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int =
         >>> importance("human: I was accepted at MIT!"), importance.batch(["a", "b"])
         (8.0, [8.0, 8.0])
     """
-    if not isinstance(prompt, str) or "{memory}" not in prompt:  # type: ignore[redundant-expr]  # callers without types
+    if "{memory}" not in prompt:
         msg = "prompt must be a str with {memory} where the memory is to stand"
         raise ConfigurationError(msg)
     return ModelImportance(coerce_to_runnable(llm), prompt, checked_size(batch_size, "batch_size", 1))

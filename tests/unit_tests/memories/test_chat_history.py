@@ -124,11 +124,5 @@ def test_factory() -> None:
             memories(1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="user_id"):
         ChatHistoryMemory.factory(lambda session_id: histories(session_id))("s1", "u1")
-
-    async def later(session_id: str) -> Any:
-        return histories(session_id)
-
-    with pytest.raises(ConfigurationError, match="async"):
-        ChatHistoryMemory.factory(later)
     with pytest.raises(ConfigurationError, match="history"):
         ChatHistoryMemory([])

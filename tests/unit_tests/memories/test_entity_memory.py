@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pandas
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, create_runnable_with_message_history
 from langchain_memkit.base import Mention, Query, SavedTurn
-from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import Record, note_message, records_of
 from langchain_memkit.preprocessors.prompt import summary_message
@@ -549,23 +547,13 @@ def test_no_model_is_called_unless_asked_for() -> None:
 
 
 def test_listing() -> None:
-    """For people: a table that is safe in a notebook, a data frame, and nothing of the content in a repr."""
+    """For people: a table that is safe in a notebook, and nothing of the content in a repr."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
     memory.save([HumanMessage("Nemo <script>alert(1)</script>", name="<b>")])
     entities = memory.entities()
     assert "<script>" not in entities._repr_html_()
     assert "&lt;script&gt;" in entities._repr_html_()
-    frame = entities.to_dataframe()
-    assert isinstance(frame, pandas.DataFrame)
-    assert list(frame["name"]) == ["Nemo"]
     assert repr(memory) == "EntityMemory(session_id='s1', user_id='u1')"
-
-
-def test_a_data_frame_without_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pandas is asked for only here."""
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match="pip install pandas"):
-        EntityMemory(only("Nemo"), "s1", user_id="u1").entities().to_dataframe()
 
 
 def test_a_short_name_of_another_session_is_shown_beside_the_full_one(call: Callable[..., Any]) -> None:

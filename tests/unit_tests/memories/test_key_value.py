@@ -586,7 +586,6 @@ def test_bad_ids(bad: Any) -> None:
         ([{"text": "x"}], "entry 0"),
         (["Night"], "entry 0"),
         ("Night", "dict"),
-        (7, "dict"),
     ],
 )
 def test_refused_entries(call: Call, entries: Any, named: str) -> None:
@@ -660,7 +659,6 @@ def test_json_file(tmp_path: Path, call: Call, data: Any) -> None:
         ("books.txt", "Just text.\n\nA Book\n---\nx"),
         ("books.txt", "A Book\n---\nx\n\nA Book\n---\ny"),
         ("books.json", "{"),
-        ("books.json", "7"),
         ("books.csv", "a,b"),
     ],
 )

@@ -96,7 +96,7 @@ class Deaf(InMemoryVectorStore):
 
 
 class Plain(VectorStore):
-    """Adds, deletes and searches, without scores, listings and look-ups: the least that LangChain asks for."""
+    """Adds, deletes, searches and looks ids up; no listing, and no ids of what is found: the least that is needed."""
 
     def __init__(self, embedding: Any, *, deaf: bool = False) -> None:
         self._inner = InMemoryVectorStore(embedding)
@@ -110,11 +110,19 @@ class Plain(VectorStore):
         """Passes over what is not there."""
         self._inner.delete(ids)
 
-    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        """Without ids and scores."""
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Without what is not there."""
+        return self._inner.get_by_ids(ids)
+
+    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:
+        """Without ids."""
         wanted: Mapping[str, str] = {} if self._deaf else kwargs["where"]
-        found = self._inner.similarity_search(query, k, filter=lambda d: access.matches_metadata(d, wanted))
-        return [Document(page_content=d.page_content, metadata=d.metadata) for d in found]
+        found = self._inner.similarity_search_with_score(query, k, filter=lambda d: access.matches_metadata(d, wanted))
+        return [(Document(page_content=d.page_content, metadata=d.metadata), score) for d, score in found]
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """Without scores, too."""
+        return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
 
     @classmethod
     def from_texts(cls, *args: Any, **kwargs: Any) -> Plain:
@@ -389,7 +397,6 @@ def test_scores_agree_whatever_the_store_calls_them(tmp_path: Path) -> None:
         }
     plain = foreign(Plain(embedding))
     put(plain, "u1", "s1", *TEXTS)
-    assert list(plain.similar("u1", "Who is called Nemo?", 10).values()) == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert list(plain.similar("u1", "Who is called Nemo?", 10)) == list(found[0])
 
 
@@ -446,7 +453,7 @@ def test_forgetting_is_provable(store: VectorStore, call: Call) -> None:
 
 
 def test_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that can only search is asked again and again, until nothing comes; one that filters not, for more."""
+    """A store that can only search is asked for more and more, until nothing comes; its failures are told."""
     monkeypatch.setattr(access, "PAGE", 2)
     for store in (Plain(Counting()), Plain(Counting(), deaf=True)):
         target = foreign(store)
@@ -455,13 +462,13 @@ def test_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
         assert target.forget("u1") == 23
         assert len(target.index("u1")) == 0
         assert len(target.index("u2")) == 30
-    monkeypatch.setattr(access, "MOST", 8)
-    with pytest.raises(HistoryWriteError, match="does not filter"):
+    monkeypatch.setattr(Plain, "similarity_search", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(HistoryWriteError, match="perhaps not deleted in Plain: ZeroDivisionError"):
         target.forget("u1")
     for read in (target.index, target.sessions):
-        with pytest.raises(HistoryReadError, match="does not filter"):
+        with pytest.raises(HistoryReadError, match="Plain cannot be read: ZeroDivisionError"):
             read("u1")
-    with pytest.raises(HistoryWriteError, match="no records over max_records"):
+    with pytest.raises(HistoryWriteError, match="perhaps not deleted in Plain"):
         target.evict("u1", 3)
 
 
@@ -478,7 +485,7 @@ class Keeping(InMemoryVectorStore):
 
 
 def test_a_store_that_keeps_what_it_deletes() -> None:
-    """It is found out: by its answer, by looking again, or because it cannot delete at all."""
+    """It is found out: by its answer, by looking again, or by its error."""
     store = Keeping(Counting())
     target = Adapted(store)
     [document, *_] = put(target, "u1", "s1", *TEXTS)
@@ -487,23 +494,18 @@ def test_a_store_that_keeps_what_it_deletes() -> None:
             with pytest.raises(HistoryWriteError, match="still holds") as caught:
                 forget()
             assert caught.value.maybe_stored
-    store.answer = NotImplementedError()
-    with pytest.raises(ConfigurationError, match="cannot delete"):
-        target.forget("u1", "s1")
     store.answer = ConnectionError("mongodb://user:secret@host")
     with pytest.raises(HistoryWriteError, match="not deleted in Keeping: ConnectionError"):
         target.forget("u1", "s1")
 
 
-def test_a_store_that_cannot_delete_is_refused() -> None:
-    """At once: a memory must be able to forget."""
-
-    class Archive(InMemoryVectorStore):
-        delete = VectorStore.delete  # type: ignore[assignment]  # it has none
-        adelete = VectorStore.adelete  # type: ignore[assignment]  # it has none
-
-    with pytest.raises(ConfigurationError, match="Archive cannot delete"):
-        Adapted(Archive(Counting()))
+@pytest.mark.parametrize("name", ["delete", "get_by_ids", "similarity_search_with_score"])
+def test_a_store_that_lacks_a_method_is_refused(name: str) -> None:
+    """At once: a memory must be able to forget, to find what it stored, and to tell what is nearest."""
+    missing = {each: getattr(VectorStore, each) for each in (name, f"a{name}")}
+    archive = type("Archive", (InMemoryVectorStore,), missing)
+    with pytest.raises(ConfigurationError, match=rf"Archive has no {name}\(\)"):
+        Adapted(archive(Counting()))
 
 
 def test_deleting_what_is_not_there(store: VectorStore, call: Call) -> None:

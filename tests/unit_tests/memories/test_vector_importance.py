@@ -173,7 +173,7 @@ def test_models_of_all_kinds(batch: Callable[..., list[float]]) -> None:
 
 
 def test_an_async_function() -> None:
-    """It rates under the async verbs, and is refused under the others."""
+    """It rates under the async verbs."""
 
     async def rate(messages: Any) -> str:
         return "7"
@@ -181,8 +181,6 @@ def test_an_async_function() -> None:
     importance = create_model_importance(rate)
     assert asyncio.run(importance.abatch(["a"])) == [7.0]
     assert asyncio.run(importance.acall("a")) == 7.0
-    with pytest.raises(ConfigurationError, match="async verbs"):
-        importance("a")
 
 
 @pytest.mark.parametrize(
@@ -207,10 +205,10 @@ def test_a_prompt_of_the_users() -> None:
     model = FakeChatModel()
     create_model_importance(model, prompt='Rate {memory} as {"rating": 1..10}')("tea")
     assert model.calls[0][0].text == 'Rate > tea as {"rating": 1..10}'
-    wrong: Any
-    for wrong in ("Rate it.", "", None):
+    for prompt in ("Rate it.", ""):
         with pytest.raises(ConfigurationError, match="memory"):
-            create_model_importance(model, prompt=wrong)
+            create_model_importance(model, prompt=prompt)
+    wrong: Any
     for wrong in (0, -1, 2.5, None, True):
         with pytest.raises(ConfigurationError, match="batch_size"):
             create_model_importance(model, batch_size=wrong)
