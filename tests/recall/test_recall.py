@@ -29,7 +29,7 @@ def test_the_set_is_small() -> None:
 
 
 def test_the_set_asks_each_kind_of_question_often_enough(conversations: RecallSet) -> None:
-    """At least 300 questions with evidence of each kind, 60 without of either kind, and prompts that none helps with."""
+    """At least 300 questions with evidence, each kind among them, 60 without of either kind, and everyday prompts."""
     kinds = Counter(question.kind for one in conversations.dialogues for question in one.questions)
     assert set(kinds) == KINDS
     assert min(kinds.values()) >= 8

@@ -308,7 +308,8 @@ class EntityRegistry:
         for parts in self.groups.parts.values():
             if sum(len(self.names[name][session]) for name, session in parts) > limits.facts:
                 found = [key for name, session in parts for key in self.names[name][session] if key not in gone]
-                gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
+                if len(found) > limits.facts:  # not by expired facts alone
+                    gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
         if len(self.facts) - len(gone) > limits.total:
             fewer = limits.total - limits.total // 20
             gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - fewer))
