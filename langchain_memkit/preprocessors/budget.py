@@ -66,18 +66,18 @@ class Budget:
     """Token budget of a model's input."""
 
     max_tokens: int  # the whole budget, as `counter` counts; in messages if that is `len`
-    taken: int  # tokens reserved for the answer and the schemas of tools
+    reserved: int  # tokens reserved for the answer and the schemas of tools
     counter: TokenCounter
 
     @classmethod
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
         """Validate the arguments of a preprocessor."""
         resolved = resolve_counter(counter)
-        taken = checked_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
-        if checked_size(max_tokens, "max_tokens", 1) <= taken:
-            msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {taken}"
+        reserved = checked_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
+        if checked_size(max_tokens, "max_tokens", 1) <= reserved:
+            msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {reserved}"
             raise ConfigurationError(msg)
-        return cls(max_tokens, taken, resolved)
+        return cls(max_tokens, reserved, resolved)
 
     @property
     def counts_messages(self) -> bool:
@@ -99,9 +99,9 @@ class Budget:
         """
         context = turn_context(config)
         if context is None:
-            return self.max_tokens - self.taken
+            return self.max_tokens - self.reserved
         context.used = True
-        room = int((self.max_tokens - self.taken) * context.scale)
+        room = int((self.max_tokens - self.reserved) * context.scale)
         if self.counts_messages:  # "the last two messages" means two of the history: the new input does not count
             return room
         # Notes from memories share the budget. Those that are among the given messages are counted with them.
@@ -114,7 +114,7 @@ class Budget:
         if self.counts_messages or lead == len(own):
             return own
         size = token_sizes(own, self.counter)
-        room = int((self.max_tokens - self.taken) * scale) - sum(map(size, range(lead))) - self.tokens(beside)
+        room = int((self.max_tokens - self.reserved) * scale) - sum(map(size, range(lead))) - self.tokens(beside)
         start, task, _ = find_cut_point(own, size, room, lead=lead)
         return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
 
@@ -174,7 +174,7 @@ class ContextReport:
             "preprocessor": self.preprocessor,
             "max_tokens": self.budget.max_tokens,
             "room": self.room,
-            "reserved": self.budget.taken,
+            "reserved": self.budget.reserved,
             "tokens": tokens,
             "kept": len(self.kept),
             "dropped": len(dropped),

@@ -49,7 +49,7 @@ class SummaryTrigger:
     @classmethod
     def of(cls, budget: Budget, trigger: Threshold | None, keep: Threshold | None) -> SummaryTrigger:
         """Fill in defaults and validate the arguments, also against each other."""
-        usable = budget.max_tokens - budget.taken
+        usable = budget.max_tokens - budget.reserved
         most = max(1, int(usable * TRIGGER_SHARE))
         trigger = _checked(("tokens", most) if trigger is None else trigger, "trigger", 1)
         usual = int(KEEP_SHARE * (trigger[1] if trigger[0] == "tokens" else most))
@@ -160,7 +160,7 @@ class Summarizer:
             sizes = count_tokens(messages, counter)
         else:
             # A call holds the previous summary, which may be twice the target length, the chunk, and the new summary.
-            spoken_for = self.budget.taken + 3 * self.rules.summary_tokens
+            spoken_for = self.budget.reserved + 3 * self.rules.summary_tokens
             capacity = max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
         return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
 

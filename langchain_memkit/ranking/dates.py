@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
-MOST = 8  # windows of a question; further ones are ignored
+MOST = 8  # ranges of a question; further ones are ignored
 READ = 2000  # characters of a question that are read
 EPOCH = date(1970, 1, 1).toordinal()
 YEARS = 50  # years before the latest record in which a day without a year is looked for
 LEAP = 2000  # stands for any year; a leap year, so that 29 February is valid
-FADE = 7.0  # days around a window in which closeness falls to 0: people often talk of things some days later
+FADE = 7.0  # days around a range in which closeness falls to 0: people often talk of things some days later
 
 CALENDAR = """
 january february march april may june july august september october november december
@@ -77,7 +77,7 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
         today: The day of asking.
 
     Returns:
-        At most 8 windows.
+        At most 8 ranges.
 
     Example:
         >>> [
@@ -94,31 +94,31 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
     found: list[DateRange] = []
     for pattern in ABSOLUTE:
         for match in reversed([*pattern.finditer(text)]):
-            window = _absolute(match.groupdict())
-            if window is not None:
-                found.append(window)
+            period = _absolute(match.groupdict())
+            if period is not None:
+                found.append(period)
                 # Cut a match out, so that a later pattern does not read "7 May 2023" again as "May 2023".
                 text = f"{text[: match.start()]};{text[match.end() :]}"
     return (found or [_relative(match.groupdict(), today) for match in RELATIVE.finditer(text)])[:MOST]
 
 
 def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
-    """Score how close days (since 1970) are to the nearest window: 1 inside it, 0 from a week away, or if `nan`."""
+    """Score how close days (since 1970) are to the nearest range: 1 inside it, 0 from a week away, or if `nan`."""
     close = np.zeros(len(days))
     known = days[~np.isnan(days)]
     if not len(known):
         return close
     latest = _year(known.max()) + 1
     years = range(max(_year(known.min()) - 1, latest - YEARS), latest + 1)
-    for window in found:
-        for first, last in _in_years(window, years) if window.yearly else [window[:2]]:
+    for period in found:
+        for first, last in _in_years(period, years) if period.yearly else [period[:2]]:
             away = np.maximum(first.toordinal() - EPOCH - days, days - (last.toordinal() - EPOCH))
             close = np.fmax(close, np.clip(1 - away / FADE, 0, 1))
     return close
 
 
 def _absolute(named: Mapping[str, str | None]) -> DateRange | None:
-    """Build the window of a matched date; None for a date that does not exist."""
+    """Build the range of a matched date; None for a date that does not exist."""
     month, number, day = named.get("month"), named.get("number"), named.get("day")
     year = int(named.get("year") or LEAP)
     in_year = MONTHS[month.lower()] if month else int(number or 0)
@@ -161,11 +161,11 @@ def _month(year: int, month: int) -> tuple[date, date]:
     return date(year, month, 1), date(year, month, monthrange(year, month)[1])
 
 
-def _in_years(window: DateRange, years: Iterable[int]) -> Iterator[tuple[date, date]]:
+def _in_years(period: DateRange, years: Iterable[int]) -> Iterator[tuple[date, date]]:
     for year in years:
         with suppress(ValueError):  # 29 February
-            last = monthrange(year, window.last.month)[1] if window.last.month == 2 else window.last.day
-            yield window.first.replace(year=year), window.last.replace(year=year, day=min(last, window.last.day))
+            last = monthrange(year, period.last.month)[1] if period.last.month == 2 else period.last.day
+            yield period.first.replace(year=year), period.last.replace(year=year, day=min(last, period.last.day))
 
 
 def _year(number: float) -> int:

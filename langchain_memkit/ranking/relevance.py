@@ -85,7 +85,7 @@ def relevance_to(
     elif usual is not None:
         numbers = numbers + UNKNOWN
     today = now.astimezone(UTC).date()
-    if past := [window for window in parse_date_ranges(question, today) if window.last < today]:
+    if past := [period for period in parse_date_ranges(question, today) if period.last < today]:
         numbers = numbers + DAY * date_proximity(past, np.floor(index.view.times / SECONDS))
     told = [bool(len(index.postings.messages(name))) for name in _names(question, asked)]
     points = SPEAKER * bool(asked.names) + ONESELF * about + ACQUAINTANCE * any(told) + STRANGER * (not all(told))

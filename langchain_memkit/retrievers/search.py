@@ -61,19 +61,20 @@ async def search_documents(
     wanted = k if k is not None else default_k(retriever)
     # Fetch as many documents more as may be left out, so that enough remain. Without `k` and without documents to
     # leave out, the retriever decides how many it returns.
-    asked = None if wanted is None or not (k or past.skipped) else wanted + len(past.skipped)
+    requested = None if wanted is None or not (k or past.skipped) else wanted + len(past.skipped)
+    by_weight = found.by == "weighted"
     # In a string, added terms weigh as much as the question. To limit the harm, fuse with the results of the original
     # question.
-    careful = found.by == "weighted" and found.rewritten and past.strength is not STRONG
+    careful = by_weight and found.rewritten and past.strength is not STRONG
     results: list[Any] = []
-    if found.by == "weighted" and (weighted := weighted_search(retriever, past, asked or wanted, options)) is not None:
+    if by_weight and (weighted := weighted_search(retriever, past, requested or wanted, options)) is not None:
         results = await gather([invoked(weighted, found.original, {})])
         # A store that cannot search by vector may fail only when it is called: fall back to the search by text.
         if isinstance(results[0], (NotImplementedError, AttributeError, TypeError, ValueError)):
             logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
             results, careful = [], found.rewritten
     if not results:
-        sized, arguments = with_k(retriever, asked)
+        sized, arguments = with_k(retriever, requested)
         texts = [found.question, found.original] if careful else [found.question]
         results = await gather([invoked(sized, text, {**options, **arguments}) for text in texts])
     rankings = [_documents(result) for result in results]

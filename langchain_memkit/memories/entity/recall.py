@@ -15,7 +15,7 @@ from langchain_memkit.base import Query, TokenCounter
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
 from langchain_memkit.memories.entity.mentions import NameSpan, find_names
-from langchain_memkit.memories.entity.registry import EntityRegistry, sort_facts
+from langchain_memkit.memories.entity.registry import EntityRegistry, fact_order
 from langchain_memkit.memories.entity.rows import FactRow, id_in
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.messages.tokens import count_tokens
@@ -42,7 +42,7 @@ class EntityCandidate:
         # Of equal sentences of a speaker the newest is shown; and a person's, not the model's repetition of it.
         found: dict[tuple[str, str], FactRow] = {}
         by_people: set[str] = set()
-        for row in sorted(self.rows, key=lambda row: (row.role == "ai", sort_facts(row))):
+        for row in sorted(self.rows, key=lambda row: (row.role == "ai", fact_order(row))):
             text = " ".join(row.text.split()).casefold().lstrip("> ")
             if row.role != "ai":
                 by_people.add(text)
@@ -57,7 +57,7 @@ class EntityCandidate:
         often = Counter(word for words in shared for word in words)
         weights = {word: math.log(1 + len(shown) / number) for word, number in often.items()}
         ranks = [
-            (not asks, sum([weights[word] for word in words]), sort_facts(row))
+            (not asks, sum([weights[word] for word in words]), fact_order(row))
             for (row, asks), words in zip(shown, shared, strict=True)
         ]
         return [shown[i][0] for i in sorted(range(len(shown)), key=ranks.__getitem__, reverse=True)]
@@ -142,7 +142,7 @@ def compose(
     """
     left = [(topic, list(rows)) for topic, rows in chosen]
     while True:
-        records = [record for topic, rows in left for record in topic.records(sorted(rows, key=sort_facts))]
+        records = [record for topic, rows in left for record in topic.records(sorted(rows, key=fact_order))]
         if not records:
             return []
         note = note_message(records)

@@ -186,7 +186,7 @@ class Limits(NamedTuple):
     total: int
 
 
-def sort_facts(row: FactRow) -> tuple[datetime, str, int, str]:
+def fact_order(row: FactRow) -> tuple[datetime, str, int, str]:
     """Return the sort key of a fact: by time, with ties broken the same way for every reader."""
     return row.at, row.message, row.start, row.text
 
@@ -316,7 +316,7 @@ class EntityRegistry:
         return sorted(gone)
 
     def _oldest(self, keys: Iterable[str], n: int) -> list[str]:
-        return nsmallest(n, keys, key=lambda key: sort_facts(self.facts[key]))
+        return nsmallest(n, keys, key=lambda key: fact_order(self.facts[key]))
 
     # -- names
 
@@ -412,7 +412,7 @@ class EntityRegistry:
         # Deduplicate over generations: two processes that save a session's first turn at once each draw one, so the
         # same fact may be stored under both.
         once: dict[str, tuple[str, FactRow]] = {}
-        for key, row in sorted(live, key=lambda pair: sort_facts(pair[1])):
+        for key, row in sorted(live, key=lambda pair: fact_order(pair[1])):
             once.setdefault(id_in(key), (key, row))
         return dict(once.values())
 
