@@ -53,6 +53,26 @@ def test_replayed(histories: Any, history: Any, run: Any, node: str) -> None:
     assert model.shown == ["q0", "ok 1", "q1", "ok 4", "and then"]
 
 
+def test_replayed_with_the_same_answer(histories: Any, history: Any, run: Any) -> None:
+    """A turn whose model is called again and gives the same message is no branch: stored once, and shown later on."""
+    answers = [
+        AIMessage("zero", id="a0"),
+        AIMessage("one", id="a1"),
+        AIMessage("one", id="a1"),
+        AIMessage("two", id="a2"),
+    ]
+    model = Scripted(script=answers)
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+    for i in range(2):
+        run(agent, asking(f"q{i}"), CONFIG)
+    past = next(s for s in agent.get_state_history(CONFIG) if s.next == ("model",) and len(s.values["messages"]) == 3)
+    run(agent, None, at(past.config))
+    assert rows(history) == [["q0", "zero"], ["q1", "one"]]
+    run(agent, asking("and then"), CONFIG)
+    assert model.shown == ["q0", "zero", "q1", "one", "and then"]
+    assert rows(history)[2:] == [["and then", "two"]]
+
+
 def test_edited_state(histories: Any, history: Any, run: Any) -> None:
     """A question that is changed by `update_state` at an older checkpoint is stored as it was asked then."""
     model = Scripted()
