@@ -255,7 +255,8 @@ def cpu_bound(function: Callable[[], T], *, long: bool = True) -> Step[T]:
     """Return work without I/O as a step. On an event loop it runs in a thread if `long`, to keep the loop free."""
 
     async def asynchronous() -> T:
-        return await asyncio.to_thread(function) if long else function()
+        # not asyncio.to_thread, in which a StopIteration of a user's function would never come back
+        return await run_in_executor(None, function) if long else function()
 
     return Step(function, asynchronous)
 

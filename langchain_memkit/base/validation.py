@@ -51,6 +51,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
+def check_size(value: object, name: str, least: int) -> int:
+    """Return `value` if it is a whole number of at least `least`, else raise `ConfigurationError`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
+        raise ConfigurationError(msg)
+    return value
+
+
 def safe_repr(value: object) -> str:
     """Return a value for a `repr`: memkit's own objects by their repr, others by name, since they may show secrets."""
     if type(value).__module__.partition(".")[0] == "langchain_memkit":

@@ -26,7 +26,9 @@ from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtr
 __all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in", "writable"]
 
 HIDDEN = "***"
-ASSIGNED = re.compile(r"(?:passw|pwd|token|secret|properties|credential)\w*=([^\s&;]+)", re.IGNORECASE)
+ASSIGNED = re.compile(
+    r"(?:passw|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)", re.IGNORECASE
+)
 USERINFO = re.compile(r"//[^/?#\s]*@")
 DETAILS = re.compile(
     r" \(configured timeouts: [^)]*\)|, full error: \{[^}]*\}"
@@ -48,7 +50,7 @@ def secrets_in(words: Iterable[str]) -> list[str]:
     found: set[str] = set()
     for word in words:
         userinfo = (word.partition("://")[2] or word).rpartition("@")[0]
-        raw = {userinfo.partition(":")[2], *ASSIGNED.findall(word)}
+        raw = {userinfo.partition(":")[2], *(value.strip("'\"") for value in ASSIGNED.findall(word))}
         hidden = raw | {unquote_plus(text) for text in raw}
         found |= hidden | {part for text in hidden for part in re.findall(r"\w{3,}", text)}
         found |= {userinfo, unquote_plus(userinfo)} if ":" in userinfo else set()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from bisect import bisect_right
 from functools import lru_cache
-from typing import NamedTuple
 
 from langchain_memkit._unicode import few_marks
 
@@ -16,18 +15,22 @@ LONG = 40  # characters: longer combining sequences are not cached
 ASCII = str.maketrans({i: chr(i).lower() if chr(i).isalnum() else " " for i in range(128)})
 
 
-class FoldedText(NamedTuple):
+class FoldedText:
     """A normalized text with a map to the original.
 
-    Attributes:
+    Args:
         text: Letters, digits and their combining marks; words are separated by one space.
-        begins: For each character of `text`, where the part of the original that it came from begins.
-        ends: Where that part ends.
+        maps: For each character of `text`, where the part of the original that it came from begins and ends.
+        chars: In place of these maps, for ASCII: the text as long as the original, with spaces for what is left out.
     """
 
-    text: str
-    begins: Sequence[int]
-    ends: Sequence[int]
+    __slots__ = ("_chars", "_maps", "_words", "text")
+
+    def __init__(self, text: str, maps: tuple[list[int], list[int]] | None = None, chars: str = "") -> None:
+        self.text = text
+        self._maps = maps
+        self._chars = chars
+        self._words: tuple[list[int], list[int]] | None = None
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Return the place in the original that `text[start:end]` came from; the range must not be empty.
@@ -36,7 +39,14 @@ class FoldedText(NamedTuple):
             >>> fold("Hello, Straße!").span(6, 13)
             (7, 13)
         """
-        return self.begins[start], self.ends[end - 1]
+        if self._maps is not None:
+            return self._maps[0][start], self._maps[1][end - 1]
+        # Words are the same in both texts, only the gaps differ: find the word, then add the offset in it.
+        if self._words is None:
+            self._words = [m.start() for m in WORD.finditer(self.text)], [m.start() for m in WORD.finditer(self._chars)]
+        here, there = self._words
+        first, last = bisect_right(here, start) - 1, bisect_right(here, end - 1) - 1
+        return there[first] + start - here[first], there[last] + end - here[last]
 
 
 def fold_text(text: str) -> str:
@@ -67,7 +77,8 @@ def fold(text: str) -> FoldedText:
         ('the skeleton songs', (4, 12))
     """
     if text.isascii():
-        return _collapsed(text.translate(ASCII), range(len(text)), range(1, len(text) + 1))
+        chars = text.translate(ASCII)
+        return FoldedText(" ".join(chars.split()), chars=chars)
     pieces: list[str] = []
     begins: list[int] = []
     finishes: list[int] = []
@@ -80,15 +91,11 @@ def fold(text: str) -> FoldedText:
         pieces.append(piece)
         begins += [start] * len(piece)
         finishes += [end] * len(piece)
-    return _collapsed("".join(pieces), begins, finishes)
-
-
-def _collapsed(text: str, begins: Sequence[int], finishes: Sequence[int]) -> FoldedText:
-    """Collapse white space to one space between words, in the maps as well."""
+    # Collapse white space to one space between words, in the maps as well.
     words: list[str] = []
     first_of: list[int] = []
     last_of: list[int] = []
-    for match in WORD.finditer(text):
+    for match in WORD.finditer("".join(pieces)):
         word = _based(match.group())
         if not word:
             continue
@@ -100,7 +107,7 @@ def _collapsed(text: str, begins: Sequence[int], finishes: Sequence[int]) -> Fol
         words.append(word)
         first_of += begins[first:last]
         last_of += finishes[first:last]
-    return FoldedText(" ".join(words), first_of, last_of)
+    return FoldedText(" ".join(words), (first_of, last_of))
 
 
 def _normal(text: str) -> str:

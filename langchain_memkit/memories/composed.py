@@ -17,12 +17,12 @@ from langchain_core.runnables.config import ensure_config
 from langchain_memkit._sync import (
     Step,
     adrive,
-    call_user_function,
     cpu_bound,
     drive,
     event,
     gather,
     in_daemon_thread,
+    raise_or_call,
     time_limited,
 )
 from langchain_memkit.base import (
@@ -36,6 +36,7 @@ from langchain_memkit.base import (
     check_id,
     check_one_of,
     check_seconds,
+    check_size,
 )
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 from langchain_memkit.memories.fanout import (
@@ -63,7 +64,6 @@ from langchain_memkit.messages.notes import (
 from langchain_memkit.messages.text import escaped, one_line
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
 from langchain_memkit.messages.trimming import group_starts, leading_system_count, turn_starts, whole_tool_groups
-from langchain_memkit.preprocessors.budget import checked_size
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -221,7 +221,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            checked_size(self.max_tokens, "max_tokens", 1)
+            check_size(self.max_tokens, "max_tokens", 1)
         check_seconds(self.timeout, "timeout", none="for any time")
 
 
@@ -248,14 +248,11 @@ async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadE
         if not isinstance(result, Exception):
             continue
         failure, data = load_failure(source.memory, result)
-        if on_load_error == "raise":
-            raise failure
         config = ensure_config()
-        if getattr(config.get("callbacks"), "parent_run_id", None) is not None:  # outside a run core refuses events
+        in_run = getattr(config.get("callbacks"), "parent_run_id", None) is not None  # outside core refuses events
+        if in_run and on_load_error != "raise":
             await event(config, LOAD_ERROR, data)
-        if callable(on_load_error):
-            await call_user_function(on_load_error, failure, name="on_load_error")
-        else:
+        if not await raise_or_call(on_load_error, failure, "on_load_error"):
             logger.warning("left out: %s", failure)
     return loaded
 
@@ -336,7 +333,7 @@ class ComposedMemory(Memory):
             msg = "the primary takes no Source: its preprocessor, or its own max_tokens, limits it"
             raise ConfigurationError(msg)
         if max_tokens is not None:
-            checked_size(max_tokens, "max_tokens", 1)
+            check_size(max_tokens, "max_tokens", 1)
         check_one_of(position, "position", ["before_input", "system"])
         check_one_of(on_load_error, "on_load_error", ["report", "raise"], function=True)
         self.primary: Memory = source_of(primary, "primary").memory
@@ -352,8 +349,6 @@ class ComposedMemory(Memory):
         # a memory with a timeout is left out, since a prefetch has none
         patient: list[Any] = [self.primary, *(source.memory for source in self._sources if source.timeout is None)]
         self._prefetching = [part for part in patient if hasattr(part, "aprefetch")]
-        # whether reads of at least one of them wait for a server
-        self.is_remote = any(getattr(part, "is_remote", False) for part in self._prefetching)
 
     @classmethod
     def factory(cls, primary: MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
@@ -451,6 +446,11 @@ class ComposedMemory(Memory):
         True only if that holds for every memory that can forget messages.
         """
         return all(getattr(part, "save_was_checked", False) for part in self._forgetting)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether reads of at least one of the memories wait for a server."""
+        return any(getattr(part, "is_remote", False) for part in self._prefetching)
 
     def prefetch(self) -> None:
         """Read what the memories need for any query, before the query is known."""

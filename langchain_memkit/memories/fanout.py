@@ -42,9 +42,13 @@ def bound_maker(maker: Callable[..., T], session_id: str, user_id: str | None) -
     """Return a function that makes the history or memory of a session and its user, with `maker`.
 
     Raises:
-        ConfigurationError: There is a user, and `maker` takes no `user_id`: dropping it would mix the users' data.
+        ConfigurationError: There is a user, and `maker` takes no `user_id`: dropping it would mix the users' data. Or
+            it is a class, or async.
         TypeError, ValueError: An id is not a string, empty or malformed.
     """
+    if isinstance(maker, type) or inspect.iscoroutinefunction(maker):
+        msg = f"{name_of(maker)} is a class or async: give a function (session_id, user_id), such as X.factory(...)"
+        raise ConfigurationError(msg)
     make = partial(maker, check_id(session_id, "session_id"))
     if user_id is None:
         return make

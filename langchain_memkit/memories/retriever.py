@@ -65,7 +65,7 @@ class RetrieverMemory(Memory):
     def clear(self) -> None:
         """Do nothing: a retriever is read-only."""
 
-    def _note(self, found: Sequence[Document], query: str) -> list[BaseMessage]:
+    def _note(self, found: Sequence[object], query: str) -> list[BaseMessage]:
         records = [record_of(document) for document in found]
         least = self.score_threshold
         # Documents without a score cannot be compared and are shown.
@@ -78,8 +78,11 @@ class RetrieverMemory(Memory):
         return [note_message(shown)] if shown else []
 
 
-def record_of(document: Document) -> Record:
+def record_of(document: object) -> Record:
     """Convert a document to a quoted record, with title, source and date where its metadata has them."""
+    if not isinstance(document, Document):
+        msg = f"a retriever must return documents, not {type(document).__name__}"
+        raise TypeError(msg)
     known = document.metadata
     scores = (plain_score(known.get(key)) for key in ("relevance_score", "score"))
     return Record(

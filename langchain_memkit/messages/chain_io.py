@@ -96,6 +96,8 @@ def _whole(message: BaseMessage) -> BaseMessage:
 def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
     if key is not None and key in output:
         return output[key]
+    if "generations" in output:  # a bare chat model, as traced
+        return output["generations"][0][0]["message"]
     if key is None and output.keys() == {"raw", "parsed", "parsing_error"}:  # with_structured_output(include_raw=True)
         parsed = output["parsed"]
         return output["raw"].text if parsed is None else parsed if isinstance(parsed, BaseModel) else json.dumps(parsed)

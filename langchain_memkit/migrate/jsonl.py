@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO, TypeAlias
 
 from langchain_memkit._progress import progress_bar
-from langchain_memkit.base import TokenCounter, Turn, check_id, check_path, utc_now
+from langchain_memkit.base import TokenCounter, Turn, check_id, check_path, check_size, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, encode_messages
 from langchain_memkit.messages.tokens import counter_name
@@ -147,6 +147,8 @@ def import_history(
     """
     if user_id is not None:
         check_id(user_id, "user_id")
+    for name, limit in (("max_line_bytes", max_line_bytes), ("max_bytes", max_bytes)):
+        check_size(1 if limit is None else limit, name, 1)
     report = MigrationReport(dry_run=dry_run)
     checked(factory)
     with open_for_reading(path_or_file) as (file, size), progress_bar(progress, "importing", size) as advance:

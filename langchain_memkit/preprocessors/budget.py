@@ -11,7 +11,15 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
+from langchain_memkit.base import (
+    CONTEXT,
+    HistoryMessages,
+    TokenCounter,
+    TokenCounterLike,
+    TurnContext,
+    Window,
+    check_size,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.tokens import (
@@ -26,14 +34,6 @@ from langchain_memkit.messages.trimming import Size, find_cut_point, is_summary
 T = TypeVar("T")
 
 EVENT = "memkit_context"
-
-
-def checked_size(value: object, name: str, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`, else raise `ConfigurationError`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
-        raise ConfigurationError(msg)
-    return value
 
 
 def as_messages(value: object) -> list[BaseMessage]:
@@ -73,8 +73,8 @@ class Budget:
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
         """Validate the arguments of a preprocessor."""
         resolved = resolve_counter(counter)
-        reserved = checked_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
-        if checked_size(max_tokens, "max_tokens", 1) <= reserved:
+        reserved = check_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
+        if check_size(max_tokens, "max_tokens", 1) <= reserved:
             msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {reserved}"
             raise ConfigurationError(msg)
         return cls(max_tokens, reserved, resolved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -14,12 +14,12 @@ from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
-from langchain_memkit.base import Now, TokenCounter, describe_error
+from langchain_memkit.base import Now, TokenCounter, check_size, describe_error
 from langchain_memkit.errors import ConfigurationError, StaleTurnError
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.messages.trimming import find_cut_point
-from langchain_memkit.preprocessors.budget import Budget, checked_size
+from langchain_memkit.preprocessors.budget import Budget
 from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
 from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryRecord, SummaryStore
 
@@ -98,7 +98,7 @@ def _checked(value: object, name: str, least: int) -> Threshold:
     if not (isinstance(value, (tuple, list)) and len(value) == 2 and value[0] in ("tokens", "messages")):
         msg = f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}"
         raise ConfigurationError(msg)
-    return (value[0], checked_size(value[1], f"{name}[1]", least))
+    return (value[0], check_size(value[1], f"{name}[1]", least))
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,12 @@ class Summarizer:
         except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
             notes.append(f"summary not stored: {type(error).__name__}")
-            return record
+            if (known := talk.known) is None:
+                return record
+            # The record is not in the store, so the next one must not name it as its predecessor: hand on the key of
+            # the last stored record.
+            sources = {**record.sources, "previous": known.sources.get("previous")}
+            return replace(record, sources=sources, key=known.key)
         # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
         history: Any = (config.get("configurable") or {}).get("message_history")
         if record.position is not None and record.position.epoch and has_native(history, "view"):

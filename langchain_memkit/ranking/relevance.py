@@ -17,7 +17,7 @@ FLOOR = 1.0  # what floor="auto" means
 NEARNESS, USUAL = 0.8, 0.5  # points per standard deviation of the cosine; deviations above the mean that score 0
 LOWEST = -2.0  # lower bound in deviations: many words in common may outweigh vectors that see no likeness
 UNKNOWN = -0.35  # points without vectors, so that words have to match a little better
-WHOLE, MOST = 1.0, 0.75  # points, where vectors say nothing, for a record with at least this share of the words
+WHOLE, MOST = 1.0, 0.75  # points for a record with at least this share of the words, where no scale is known
 # Points if the question names a speaker, is about the user, holds a name that some record holds, holds a name that no
 # record holds, and is a task; and for a record of a past day that the question names.
 SPEAKER, ONESELF, ACQUAINTANCE, STRANGER, TASK, DAY = 2.0, 0.8, 1.0, -1.5, -1.5, 1.0
@@ -35,8 +35,8 @@ ADVICE = re.compile(
 )
 # What is to be done, not what was said: "Write a haiku", "Convert 75 degrees Fahrenheit".
 DO = re.compile(
-    r"^\W*(?:please |can you |could you )?(?:calculate|compare|compose|compute|convert|correct|create|define|draw"
-    r"|explain|flip|generate|list|make|pick|proofread|refactor|rewrite|set|solve|sort|summari[sz]e|translate|turn|write)\b",
+    r"^\W*(?:please |can you |could you )?(?:calculate|compose|compute|convert|correct|create|define|draw|flip"
+    r"|generate|make|proofread|refactor|rewrite|solve|sort|translate|write)\b",
     re.IGNORECASE,
 )
 TEXT = re.compile(r":[^?]*$")  # the material of a task: "Translate this: I am hungry"
@@ -55,7 +55,8 @@ def relevance_to(
     - the words of the question that the record contains, each by its rarity (`idf`, as in at least 50 records);
     - 0.8 for each standard deviation by which the cosine of question and record is above the usual cosine between this
       user's own records of different sessions, less 0.4, but never under -1.6 (see `Index.usual`). So each embedder
-      has its own scale, and a name or topic that all records share counts nothing. -0.35 without vectors;
+      has its own scale, and a name or topic that all records share counts nothing. -0.35 if the question has no
+      vector, so that one rare word alone is not enough;
     - 1 for a record of a past day that the question names, less for one of the days around it;
     - where the vectors do not tell the records apart, or are fewer than 16: 1 if the record contains at least three
       quarters of the question's words, weighted by rarity; among fewer than 16 records, or if the question is about
@@ -63,7 +64,7 @@ def relevance_to(
     - points for the question itself: 2 if it names a speaker; 0.8 if it is about the user or about what the model said
       ("my", "did we", "you told me"; not "how do I ..." or "give me"); for the names in it (a capital within a
       sentence) 1 if any record contains one, -1.5 if there is one that no record contains; and -1.5 for a task with
-      none of these ("Write a haiku").
+      none of these and no day ("Write a haiku").
 
     The weights began as those of a logistic regression and were searched for on LoCoMo's four conversations and on the
     recall set, then rounded: changing one of them by a fifth changes little, except that less for the days, or more
@@ -89,7 +90,7 @@ def relevance_to(
         numbers = numbers + DAY * date_proximity(past, np.floor(index.view.times / SECONDS))
     told = [bool(len(index.postings.messages(name))) for name in _names(question, asked)]
     points = SPEAKER * bool(asked.names) + ONESELF * about + ACQUAINTANCE * any(told) + STRANGER * (not all(told))
-    if not (asked.names or about or any(told)) and DO.search(question):
+    if not (asked.names or about or any(told) or past) and DO.search(question):
         points += TASK
     return numbers + points
 

@@ -22,7 +22,7 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import CONDENSED, Step, adrive, drive
 from langchain_memkit.base import CONTEXT as TURN
-from langchain_memkit.base import GetSessionHistory, TurnContext, Window, check_arguments, check_one_of
+from langchain_memkit.base import GetSessionHistory, TurnContext, Window, check_arguments, check_one_of, check_size
 from langchain_memkit.base.validation import check_prompt
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.retriever import record_of
@@ -30,7 +30,6 @@ from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import lines_of, note_message
 from langchain_memkit.messages.text import escaped, is_user_message
 from langchain_memkit.preprocessors import create_trim_preprocessor
-from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.preprocessors.prompt import line_of
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.history import CITATIONS, CITED, DOCUMENTS, document_key
@@ -54,7 +53,7 @@ class LastQuestions(RunnableLambda[Any, list[BaseMessage]]):
             lambda value, config: adrive(self._questions(value, config)),
             name="last_questions",
         )
-        self._n = checked_size(n, "n_questions", 1)
+        self._n = check_size(n, "n_questions", 1)
 
     def window(self, config: RunnableConfig | None = None) -> Window:
         """Ask for as many messages as the questions and one answer each."""

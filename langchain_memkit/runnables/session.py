@@ -345,16 +345,17 @@ class PromptBuilder:
 
 def memory_entries(entries: Any) -> list[Any]:
     """Validate the `memories` argument and wrap retrievers into memories."""
+    if not isinstance(entries, Sequence):
+        msg = f"memories must be a list, not {type(entries).__name__}"
+        raise ConfigurationError(msg)
     found: list[Any] = []
     for i, entry in enumerate(entries):
         is_class = isinstance(entry, type)
         if is_class or not (isinstance(entry, (Memory, Runnable)) or callable(entry)):
             name = f"the class {entry.__name__}" if is_class else type(entry).__name__
             maker = entry.__name__ if is_class and hasattr(entry, "factory") else "X"
-            msg = (
-                f"memories[{i}] must be a Memory, a function (session_id, user_id) that makes one "
-                f"({maker}.factory(...)), or a retriever, not {name}"
-            )
+            kinds = f"a Memory, a function (session_id, user_id) that makes one ({maker}.factory(...)), or a retriever"
+            msg = f"memories[{i}] must be {kinds}, not {name}"
             raise ConfigurationError(msg)
         is_retriever = isinstance(entry, Runnable) and not isinstance(entry, Memory)
         found.append(RetrieverMemory(entry) if is_retriever else entry)

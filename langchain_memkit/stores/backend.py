@@ -74,6 +74,10 @@ class StoreBackend:
             HistoryWriteError: The server failed or refused.
         """
 
+    def __str__(self) -> str:
+        """Name the type, for the `repr` of stores. Override it to tell where the data is, without credentials."""
+        return type(self).__name__
+
     def close(self) -> None:
         """Close the connections that this backend opened, never those it was given. Does nothing by default."""
 

@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
 from langchain_memkit._sync import Flow, Step, cpu_bound
-from langchain_memkit.base import Now, SessionInfo, check_id
+from langchain_memkit.base import Now, SessionInfo, check_id, check_size
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.ranking.index import Index, StoredSession, unit_vectors
 from langchain_memkit.stores.vector_cache import ReadSession, VectorIndexCache
@@ -144,14 +144,6 @@ class VectorMemoryStore(Protocol):
 
     async def forget(self, user_id: str, session_id: str | None = None) -> int:
         """Delete a session of a user, or all of the user; return how many records."""
-
-
-def check_whole(value: int, name: str, least: int = 0) -> int:
-    """Validate a count or a limit, and return it."""
-    if not isinstance(value, int) or value < least:  # type: ignore[redundant-expr]  # a float would pass the comparison
-        msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
-        raise ConfigurationError(msg)
-    return value
 
 
 class VectorRecords:
@@ -330,7 +322,7 @@ class VectorRecords:
 
     async def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
         """Delete the records above a limit, first those never recalled."""
-        user, most, kept = check_id(user_id, "user_id"), check_whole(max_records, "max_records"), check_ids(keep)
+        user, most, kept = check_id(user_id, "user_id"), check_size(max_records, "max_records", 0), check_ids(keep)
         return await self.step(lambda: self._backend.evict(user, most, kept))
 
     async def sessions(self, user_id: str) -> list[SessionInfo]:

@@ -12,11 +12,11 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, cpu_bound, drive
-from langchain_memkit.base import Now, check_id
+from langchain_memkit.base import Now, check_id, check_size
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import unit_vectors
 from langchain_memkit.stores.vector_filters import Filter, SearchScope, scope_of
-from langchain_memkit.stores.vector_records import VectorMemoryStore, VectorRecords, check_whole
+from langchain_memkit.stores.vector_records import VectorMemoryStore, VectorRecords
 from langchain_memkit.stores.vector_rows import (
     RecordWrite,
     SessionSnapshot,
@@ -43,7 +43,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
     """
 
     def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
-        check_whole(cache_bytes, "cache_bytes")
+        check_size(cache_bytes, "cache_bytes", 0)
         self.records = VectorRecords(backend, embedding, cache_bytes, now)
         self._backend = backend
         self._embedder = self.records.embedder
@@ -368,7 +368,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         if isinstance(ids, str) or len(given) != len(documents):
             msg = f"there are {len(documents)} documents and {len(given)} ids"
             raise TypeError(msg) if isinstance(ids, str) else ValueError(msg)
-        size = max(len(given), 1) if batch_size is None else check_whole(batch_size, "batch_size", 1)
+        size = max(len(given), 1) if batch_size is None else check_size(batch_size, "batch_size", 1)
         both = list(zip(given, documents, strict=True))
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
         # All documents are validated before the first one is embedded or stored.
@@ -430,7 +430,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         return [found[i][0].document for i in chosen]
 
     async def _found(self, query: str | None, vector: Any, k: int, scope: SearchScope) -> Hits:
-        if not check_whole(k, "k"):
+        if not check_size(k, "k", 0):
             return []
         if query is not None:
             return await self._nearest(await self._embedder.query(query), k, scope)

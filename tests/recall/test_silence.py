@@ -77,6 +77,20 @@ def test_answerable_questions_are_answered(make: Callable[..., VectorMemory], fr
     assert len(silent) <= 0.02 * len(asked), silent
 
 
+@pytest.mark.parametrize(
+    "question",
+    ["Explain the quarterly budget again.", "Summarize the quarterly budget.", "List the quarterly budgets."],
+)
+def test_requests_about_records_are_no_tasks(question: str) -> None:
+    """A request that could be about what was said is judged by its words, as a question is."""
+    memory = VectorMemory(SQLiteVectorStore(":memory:", WordLlamaEmbeddings()), "s1", user_id="u1")
+    for i in range(30):
+        memory.save([HumanMessage(f"Lunch number {i} was soup with bread."), AIMessage("I see.")])
+    memory.save([HumanMessage("Carol presented the quarterly budget to the board."), AIMessage("Good.")])
+    assert "Carol" in memory.load(question)[0].text
+    assert memory.load("Write a poem about the stars.") == []
+
+
 def test_a_question_with_pronouns_only_recalls_nothing(make: Callable[..., VectorMemory]) -> None:
     """What it means stands in the conversation, which the model sees."""
     assert make().load("And what about her?") == []

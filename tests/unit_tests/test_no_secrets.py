@@ -11,6 +11,7 @@ import pprint
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -51,6 +52,8 @@ from langchain_memkit.migrate import (
     langgraph_source,
     migrate,
 )
+from langchain_memkit.stores import KeyValueBackend
+from langchain_memkit.stores.key_value import KeyValueStore
 from langchain_memkit.testing import FakeChatModel
 
 PASSWORD = "hunter2/:@s3a?#%"
@@ -180,6 +183,20 @@ def test_objects() -> None:
             shown += [repr(dumpd(thing)), json.dumps(thing.get_graph().to_json()), thing.get_name()]
         for text in shown:
             clean(text)
+
+
+def test_backends_of_others() -> None:
+    """A store names the type of a backend that memkit does not know: its own repr may show an address."""
+
+    @dataclass
+    class Theirs(KeyValueBackend):
+        url: str = "redis://:hunter2@host"
+
+    Theirs.__abstractmethods__ = frozenset()
+    kept = KeyValueStore(Theirs())  # type: ignore[abstract]
+    for thing in (kept, EntityMemory.factory(lambda text: [], kept)):
+        assert "Theirs" in repr(thing)
+        assert "hunter2" not in repr(thing)
 
 
 DOORS = tuple(Everything(DOWN).doors())

@@ -22,6 +22,7 @@ from langchain_memkit.base import (
     SessionInfo,
     TokenCounterLike,
     check_arguments,
+    check_size,
     utc_now,
 )
 from langchain_memkit.errors import ConfigurationError
@@ -51,7 +52,6 @@ from langchain_memkit.memories.rebuildable import (
 )
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
-from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.stores.in_memory import DictStore, list_keys, store_or_memory
 
 __all__ = ["EntityMemory", "EntityMemoryFactory"]
@@ -113,7 +113,7 @@ class EntityMemory(DerivedMemory):
     Example:
         >>> from datetime import UTC, datetime
         >>> from langchain_core.messages import AIMessage, HumanMessage
-        >>> from langchain_memkit.base import Mention
+        >>> from langchain_memkit.base import check_size, Mention
         >>> def harrisons(text):
         ...     return [Mention("Harrison", "PERSON", i, i + 8) for i in [text.find("Harrison")] if i >= 0]
         >>> memory = EntityMemory(harrisons, "s1", user_id="u1", now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
@@ -150,10 +150,10 @@ class EntityMemory(DerivedMemory):
     ) -> None:
         self._bind(session_id, user_id)
         self.read_only = read_only
-        limits = Limits(checked_size(max_facts, "max_facts", 1), checked_size(max_total, "max_total", 1))
+        limits = Limits(check_size(max_facts, "max_facts", 1), check_size(max_total, "max_total", 1))
         self._core = EntityCache(store_or_memory(store), check_names(names), limits, now, read_only=read_only)
         self._extractor = extractor
-        self._budget = checked_size(max_tokens, "max_tokens", 1), resolve_counter(token_counter)
+        self._budget = check_size(max_tokens, "max_tokens", 1), resolve_counter(token_counter)
         self._histories = get_session_history
         self._describer = None if describe is None else coerce_to_runnable(describe)
 

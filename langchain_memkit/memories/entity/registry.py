@@ -43,7 +43,7 @@ class SurfaceFormIndex:
         """Find the known names in a text; overlapping ones from the two automata are all returned."""
         self._big = self._big or KeyFinder(self._forms)
         self._small = self._small or KeyFinder(self._recent)
-        return self._big.find(text) + self._small.find(text)
+        return self._big.find(text) + (self._small.find(text) if self._recent else [])
 
     def add(self, form: str, key: str) -> None:
         """Add a surface form and the key itself to the index."""
@@ -208,6 +208,7 @@ class EntityRegistry:
         self.unreadable: set[str] = set()
         self.generations: dict[str, set[str]] = {}
         self.names: dict[str, dict[str, set[str]]] = {}
+        self._expiring: set[str] = set()
         self._vocabulary = vocabulary
         self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
         self._speakers: dict[str, str] = {}
@@ -237,6 +238,8 @@ class EntityRegistry:
             sessions[row.session] = set()
             self._groups = None
         sessions[row.session].add(key)
+        if row.expires_at:
+            self._expiring.add(key)
         if row.label:
             votes = self._votes.setdefault(row.key, Counter())
             before = majority_kind(votes)
@@ -258,6 +261,7 @@ class EntityRegistry:
             if row is None:
                 continue
             self._groups = None
+            self._expiring.discard(key)
             if _is_firm(row):
                 self._firm -= Counter((row.key,))
             stored = self.names[row.key][row.session]
@@ -296,7 +300,7 @@ class EntityRegistry:
 
     def expired(self, now: datetime) -> list[str]:
         """Return the store keys of facts that have expired by `now`."""
-        return [key for key, row in self.facts.items() if row.expires_at and row.expires_at <= now]
+        return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
 
     def surplus(self, limits: Limits, now: datetime) -> list[str]:
         """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""

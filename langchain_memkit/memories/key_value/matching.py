@@ -12,9 +12,9 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._sync import adrive, cpu_bound, drive, internal_call, model_call
+from langchain_memkit.base import check_size
 from langchain_memkit.matching.fuzzy import closest_names
 from langchain_memkit.messages.text import one_line
-from langchain_memkit.preprocessors.budget import checked_size
 
 __all__ = ["ModelMatcher", "create_model_matcher"]
 
@@ -92,4 +92,4 @@ def create_model_matcher(llm: Any, *, max_titles: int = 200) -> ModelMatcher:
         >>> matcher("the book with the poems", ["Travelling at Night", "The Skeleton Songs"])
         ['The Skeleton Songs']
     """
-    return ModelMatcher(coerce_to_runnable(llm), checked_size(max_titles, "max_titles", 1))
+    return ModelMatcher(coerce_to_runnable(llm), check_size(max_titles, "max_titles", 1))

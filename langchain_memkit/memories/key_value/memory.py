@@ -14,7 +14,15 @@ from typing import Any, Self
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, cpu_bound, drive
-from langchain_memkit.base import Memory, TokenCounter, TokenCounterLike, check_arguments, check_id, safe_repr
+from langchain_memkit.base import (
+    Memory,
+    TokenCounter,
+    TokenCounterLike,
+    check_arguments,
+    check_id,
+    check_size,
+    safe_repr,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.store import (
     Entries,
@@ -29,7 +37,6 @@ from langchain_memkit.memories.key_value.store import (
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
 from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
-from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
 __all__ = ["KeyValueMemory", "KeyValueMemoryFactory"]
@@ -140,8 +147,8 @@ class KeyValueMemory(Memory):
             raise ConfigurationError(msg)
         self.user_id = None if user_id is None else check_id(user_id, "user_id")
         self._matcher = matcher
-        self._max_tokens = checked_size(max_tokens, "max_tokens", 1)
-        self._lookback = checked_size(lookback, "lookback", 0)
+        self._max_tokens = check_size(max_tokens, "max_tokens", 1)
+        self._lookback = check_size(lookback, "lookback", 0)
         self._counter = resolve_counter(token_counter)
         names = {title: check_aliases(title, listed) for title, listed in (aliases or {}).items()}
         self._cache = EntryCache(store_or_memory(store), user_id, names, None if matcher else min_score)

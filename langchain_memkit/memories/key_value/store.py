@@ -218,6 +218,7 @@ class EntryCache:
         self._entries = self._prefix + "entry/"
         self._names = aliases, min_score
         self._index: EntryIndex | None = None
+        self._lock = ForkSafeLock()
 
     def for_user(self, user_id: str | None) -> EntryCache:
         """Return a cache of another user's entries in the same store."""
@@ -237,12 +238,18 @@ class EntryCache:
         if len(entries) < len(keys):
             logger.warning("%d of %d key-value entries are damaged and left out", len(keys) - len(entries), len(keys))
 
-        index = await cpu_bound(lambda: EntryIndex(entries, *self._names, token))
-        # Entries without a version row: they are being added, or purged, at this moment. The snapshot is right for this
-        # load, but must not be cached, since nothing would tell that it is out of date.
-        if token is not None or not entries:
-            self._index = index
-        return index
+        def build() -> EntryIndex:
+            with self._lock:  # of several threads that noticed the change, one builds the index
+                if self._index is not None and self._index.token == token:
+                    return self._index
+                index = EntryIndex(entries, *self._names, token)
+                # Entries without a version row: they are being added, or purged, at this moment. The snapshot is right
+                # for this load, but must not be cached, since nothing would tell that it is out of date.
+                if token is not None or not entries:
+                    self._index = index
+                return index
+
+        return await cpu_bound(build)
 
     async def add(self, entries: Sequence[Entry]) -> None:
         """Store entries; existing ones with the same titles are replaced."""

@@ -453,6 +453,7 @@ class VectorStoreAdapter:
             raise
         except Exception as error:
             kind = type(error).__name__
+            kind += ": add that method in a subclass" if isinstance(error, NotImplementedError) else ""
             if not written:
                 msg = f"{self.name} cannot be read: {kind}"
                 raise HistoryReadError(msg) from error

@@ -55,9 +55,6 @@ def check_floor(floor: float | str | None, ranking: Ranking) -> float | None:
     if floor is None:
         return None
     if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0 <= floor < inf:
-        msg = (
-            f'floor must be a number from 0 up, "auto" (which is {FLOOR:g}), or None to recall whatever is asked; '
-            f"got {floor!r:.50}"
-        )
+        msg = f'floor must be a number from 0 up, "auto" ({FLOOR:g}), or None for any question; got {floor!r:.50}'
         raise ConfigurationError(msg)
     return float(floor) or None

@@ -13,9 +13,9 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._sync import Step, adrive, drive, internal_call
+from langchain_memkit.base import check_size
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import quote_lines
-from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.ranking.tokenize import tokenize
 
 logger = logging.getLogger("langchain_memkit")
@@ -152,4 +152,4 @@ def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int =
     if "{memory}" not in prompt:
         msg = "prompt must be a str with {memory} where the memory is to stand"
         raise ConfigurationError(msg)
-    return ModelImportance(coerce_to_runnable(llm), prompt, checked_size(batch_size, "batch_size", 1))
+    return ModelImportance(coerce_to_runnable(llm), prompt, check_size(batch_size, "batch_size", 1))

@@ -19,6 +19,7 @@ from langchain_memkit.base import (
     check_arguments,
     check_id,
     check_seconds,
+    check_size,
     describe_type,
     utc_now,
 )
@@ -32,7 +33,6 @@ from langchain_memkit.memories.vector.rounds import SMALL_TALK, Splitter, TextSp
 from langchain_memkit.memories.vector.saving import rebuild, save
 from langchain_memkit.messages.text import QUESTION, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
-from langchain_memkit.preprocessors.budget import checked_size
 from langchain_memkit.ranking.index import IndexRecord
 from langchain_memkit.ranking.ranking import Ranking
 from langchain_memkit.ranking.tokenize import tokenize
@@ -63,11 +63,12 @@ class VectorMemory(DerivedMemory):
         ranking: Weights of the score; by default the measured recipe. `Ranking.generative_agents()` scores as that
             paper does.
         floor: How related a question must be to a record before anything is recalled. The unit is a word that no other
-            record has. `"auto"` is 1: one such word in common, or a speaker or a past day named, or a vector far nearer
-            than the user's own records usually are to each other, which is measured for each user and embedder. Just
-            above the floor one record is shown, 0.8 above it as many as fit. None or 0 recalls on any question, as
-            `Ranking.generative_agents()` does unless a number is given. `search` has no floor. With another vector
-            store only words, names and dates count: its similarities have a scale of their own.
+            record has. `"auto"` is 1: one such word in common, or a speaker or a known name in the question, less what
+            the vectors have against it; or a vector far nearer than the user's own records usually are to each other,
+            which is measured for each user and embedder. Just above the floor one record is shown, 0.8 above it as many
+            as fit. None or 0 recalls on any question, as `Ranking.generative_agents()` does unless a number is given.
+            `search` has no floor. With another vector store only words, names and dates count: its similarities have a
+            scale of their own.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
             1,000 characters with an overlap of 100.
         max_records: How many records to keep per user; beyond that, the oldest that were never recalled are evicted.
@@ -133,7 +134,7 @@ class VectorMemory(DerivedMemory):
         self._bind(session_id, user_id)
         for name, count in (("max_tokens", max_tokens), ("k", k), ("max_records", max_records)):
             if count is not None:
-                checked_size(count, name, 1)
+                check_size(count, name, 1)
         check_seconds(ttl, "ttl", none="to keep records")
         given: object = store
         compressor: object = reranker
@@ -232,7 +233,7 @@ class VectorMemory(DerivedMemory):
             if moment is not None and moment.tzinfo is None:
                 msg = f"{name} must be an aware datetime, e.g. datetime(2026, 1, 2, tzinfo=UTC); got {moment!r:.50}"
                 raise ConfigurationError(msg)
-        checked_size(k, "k", 1)
+        check_size(k, "k", 1)
 
         def keep(entry: IndexRecord) -> bool:
             if session_id is not None and entry.session != session_id:

@@ -53,6 +53,7 @@ def test_every_part_that_is_secret(uri: str) -> None:
         "mongodb:u:hunter3@host",
         "u:hunter:hunter3@host",
         "host=x password=hunter3",
+        "host=x Password = 'hunter3' dbname=y",
         "--from=u:hunter3@host",
     ],
 )

@@ -280,7 +280,8 @@ def test_finds_what_a_slow_search_finds(titles: list[str], text: str) -> None:
     if expected:
         longest = max(expected, key=len)
         exact = any(f.kind == "exact" for f in results)
-        assert exact or max(len(fold_text(f.key)) for f in results) == len(longest)
+        # a shorter name may win by the signs that stand in it: "the ? ? the" is longer than "songs the"
+        assert exact or max(f.end - f.start for f in results) >= len(longest)
 
 
 @pytest.mark.parametrize(

@@ -124,5 +124,11 @@ def test_factory() -> None:
             memories(1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="user_id"):
         ChatHistoryMemory.factory(lambda session_id: histories(session_id))("s1", "u1")
+
+    async def later(session_id: str) -> Any:
+        return histories(session_id)
+
+    with pytest.raises(ConfigurationError, match="async"):
+        ChatHistoryMemory.factory(later)("s1")
     with pytest.raises(ConfigurationError, match="history"):
         ChatHistoryMemory([])

@@ -1055,6 +1055,14 @@ def test_factories_keep_users_apart() -> None:
     needs = ComposedMemory.factory(lambda session_id, user_id=None: Says(), EntityMemory.factory(lambda text: []))
     with pytest.raises(ConfigurationError, match="needs a user_id"):
         needs("s1")
+
+    async def later(session_id: str) -> Any:
+        return Says()
+
+    with pytest.raises(ConfigurationError, match="class or async"):
+        ComposedMemory.factory(later)("s1")
+    with pytest.raises(ConfigurationError, match="Says is a class or async"):
+        ComposedMemory.factory(Says)("s1")
     with pytest.raises(ConfigurationError, match=r"secondary\[0\] must be a Memory.*not str"):
         ComposedMemory.factory(lambda session_id: Says(), lambda session_id: "x")("s1")
 
@@ -1080,3 +1088,19 @@ def test_purge_tries_all(caplog: pytest.LogCaptureFixture) -> None:
         ComposedMemory.factory(*parts).purge("u1")
     assert [part.purged for part in parts] == [["u1"]] * 3
     assert "Purges.purge failed as well: OSError" in caplog.text
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_a_template_that_stops_an_iteration_is_an_error(style: str) -> None:
+    """A StopIteration of the user's template is an error in both styles; in a thread it could hang a turn for ever."""
+
+    def template(records: Any) -> str:
+        return next(iter(()))
+
+    memory = ComposedMemory(Says("one"), Says("two"), template=template)
+
+    async def load() -> Any:
+        return await asyncio.wait_for(memory.aload("x"), 20)
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(load()) if style == "async" else memory.load("x")

@@ -67,6 +67,12 @@ def test_nothing_found_is_no_note_and_nothing_is_written() -> None:
     assert repr(memory) == "RetrieverMemory(RunnableLambda)"
 
 
+def test_what_is_no_retriever() -> None:
+    """A runnable that returns something else is an error that says so."""
+    with pytest.raises(TypeError, match="documents, not str"):
+        memory_of("tea").load("tea?")
+
+
 @pytest.mark.parametrize("text", HOSTILE_TEXTS)
 def test_documents_are_untrusted(text: str) -> None:
     """Content, title and source that forge the frame stay inside it."""

@@ -389,6 +389,14 @@ def test_the_whole_is_too_large(file: Path) -> None:
     assert everything(target) == everything(whole)
 
 
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "32", True])
+@pytest.mark.parametrize("name", ["max_line_bytes", "max_bytes"])
+def test_wrong_limits(file: Path, name: str, limit: Any) -> None:
+    """What is no number of bytes is refused before anything is read."""
+    with pytest.raises(ConfigurationError, match=name):
+        import_history(fresh(), file, progress=False, **{name: limit})
+
+
 UNPACKED = """
 import gzip, resource, sys
 from langchain_memkit import SQLiteChatMessageHistory

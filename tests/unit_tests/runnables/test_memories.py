@@ -540,7 +540,7 @@ def test_memory_factories_are_called_as_get_session_history_is(run: Styles) -> N
         run(made, "Hi.", U1)
 
 
-@pytest.mark.parametrize("memories", ["abc", [3], [Notes], [None], {"a": 1}])
+@pytest.mark.parametrize("memories", ["abc", [3], [Notes], Notes(), [None], {"a": 1}])
 def test_what_is_no_list_of_memories(memories: Any) -> None:
     """Refused when the chain is made, with what was expected."""
     with pytest.raises(ConfigurationError, match="memories"):
