@@ -14,7 +14,9 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
+from benchmarks.common import TEXTS
 from benchmarks.dialogues import Dialogue, recall_set
+from benchmarks.recall_floors import WORDS_ONLY, Kept
 from langchain_memkit import (
     ComposedMemory,
     SQLiteChatMessageHistory,
@@ -29,7 +31,9 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain import aexplain_turn
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.vector.core import check_floor
-from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking import relevance
+from langchain_memkit.ranking.ranking import Question, Ranking, best_first
+from langchain_memkit.ranking.relevance import FLOOR
 from langchain_memkit.testing import FakeChatModel
 
 UNRELATED = ["What is 2+2?", "Write a haiku about autumn.", "Who painted the Mona Lisa?", "How do I tie a bow tie?"]
@@ -289,3 +293,52 @@ def test_documents_below_the_score_threshold_are_left_out(style: str) -> None:
     strict: Any = RetrieverMemory(scored(0.1), score_threshold=0.5)
     assert loaded(strict, "When is tea?", style) == []
     assert "text 0.1" in loaded(RetrieverMemory(scored(0.1)), "When is tea?", style)[0].text  # type: ignore[arg-type]  # any memory
+
+
+# For each part of the score that the floor is compared with: the vectors, and what is worse without it, the share of
+# questions with an answer that recall something ("answered"), or of prompts without one that do ("shown").
+POINTS = {
+    "NEARNESS": ("wordllama", "shown"),
+    "UNKNOWN": (WORDS_ONLY, "shown"),
+    "SPEAKER": ("wordllama", "answered"),
+    "ONESELF": ("wordllama", "answered"),
+    "ACQUAINTANCE": (WORDS_ONLY, "answered"),
+    "STRANGER": ("wordllama", "shown"),
+    "TASK": ("wordllama", "shown"),
+    "DAY": (WORDS_ONLY, "answered"),
+}
+
+
+def above_the_floor(systems: list[Kept]) -> dict[str, float]:
+    """The shares of questions with an answer, and of prompts without one, that are related to some record."""
+    everyday = (TEXTS / "everyday.txt").read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[bool]] = {"answered": [], "shown": []}
+    for system in systems:
+        others = [question.text for other in systems if other is not system for question in other.dialogue.questions]
+        for kind, texts in (
+            ("answered", [question.text for question in system.dialogue.questions]),
+            ("shown", [*everyday, *others[::5], *system.dialogue.unanswerable]),
+        ):
+            for text in texts:
+                asked = Question(text, system.embeddings.embed_query(text), system.now)
+                found[kind].append(best_first(system.index, asked, system.ranking).relation >= FLOOR)
+    return {kind: sum(many) / len(many) for kind, many in found.items()}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_each_part_of_the_score_is_for_something(
+    name: str, saved: Callable[[str], list[Kept]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it fewer questions are answered, or more prompts that the memory cannot help show something."""
+    embedder, row = POINTS[name]
+    with_it = above_the_floor(saved(embedder))
+    monkeypatch.setattr(relevance, name, 0.0)
+    without = above_the_floor(saved(embedder))
+    print(f"\n{name}, {embedder}: {row} {with_it[row]:.3f}, without it {without[row]:.3f}")
+    assert (without[row] < with_it[row]) if row == "answered" else (without[row] > with_it[row])
+
+
+def test_no_part_of_the_score_is_left_out() -> None:
+    """`WHOLE` is for memories that have no scale: small ones, and those of one topic, which have tests above."""
+    points = {name for name, value in vars(relevance).items() if name.isupper() and isinstance(value, float)}
+    assert points - {"FLOOR", "USUAL", "LOWEST", "MOST", "WHOLE"} == set(POINTS)
