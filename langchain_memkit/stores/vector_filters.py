@@ -53,7 +53,7 @@ def _scope(
     `filter` holds values that the metadata must be equal to, `pre_filter` conditions in MongoDB's query language.
     """
     if post_filter_pipeline:
-        msg = "post_filter_pipeline needs Atlas Vector Search: use pre_filter=, or filter what comes back"
+        msg = "post_filter_pipeline needs Atlas Vector Search. Use pre_filter=, or filter what comes back"
         raise ConfigurationError(msg)
     if pre_filter and filter:
         msg = "give either filter or pre_filter: pre_filter can say all that filter says"
