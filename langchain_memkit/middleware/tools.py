@@ -34,10 +34,7 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
     """Return the tools `remember`, `recall` and `forget`; notes are kept in the first `KeyValueMemory` of the user."""
     prompt = turns.options.prompt
     if not any(is_note_memory(entry) for entry in prompt.entries):
-        msg = (
-            "tools=True needs a memory in which notes of a user can be kept: "
-            'put KeyValueMemory.factory(store) into memories (extra "matching")'
-        )
+        msg = 'tools=True needs a memory for notes: put KeyValueMemory.factory(store) into memories (extra "matching")'
         raise ConfigurationError(msg)
 
     async def bound(runtime: ToolRuntime) -> tuple[list[Memory], Any]:

@@ -299,10 +299,7 @@ def _is_way_back(begin: AnyFactory, end: AnyFactory, user_id: str | None) -> boo
     """Return whether native turns become rows in their own collection; refuse another move within one place."""
     source, target = begin.turn_store, end.turn_store
     if begin.has_overrides or end.has_overrides:
-        msg = (
-            "source and target are the same place, and a subclass that overrides methods is read and written through "
-            "them: move to another place"
-        )
+        msg = "source and target are the same place, and a subclass overrides how it is read: move to another place"
         raise ConfigurationError(msg)
     layouts = (source.layout, target.layout)
     if layouts == ("turns", "langchain"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -13,11 +14,11 @@ from uuid import uuid4
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
-from langchain_core.runnables.config import ContextThreadPoolExecutor
 from pydantic import BaseModel
 
 from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowError, InMemoryChatMessageHistory
 from langchain_memkit._histories import is_native
+from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, event, gather, raise_or_call
 from langchain_memkit.base import (
     GetSessionHistory,
@@ -241,10 +242,8 @@ class PromptBuilder:
             # A single object in `memories=` would serve every session.
             for name, value in ids.items():
                 if getattr(memory, name) not in (None, value):
-                    msg = (
-                        f"memories[{i}] ({type(memory).__name__}) is bound to {name} {getattr(memory, name)!r}, but "
-                        f"this turn has {value!r}. Give its factory instead of the memory."
-                    )
+                    of = f"{name} {getattr(memory, name)!r}, but this turn has {value!r}"
+                    msg = f"memories[{i}] ({type(memory).__name__}) is bound to {of}: give its factory instead"
                     raise ConfigurationError(msg)
             bound.append(memory)
         return BoundSession(history, is_native(history), bound)
@@ -261,14 +260,13 @@ class PromptBuilder:
         remote = [memory for memory in able if getattr(memory, "is_remote", False)]
 
         def sync() -> list[Any]:
-            if not remote:
+            reading: list[Future[None]] = []
+            with suppress(RuntimeError):  # at interpreter shutdown no threads can be started
+                reading += [shared_threads().submit(memory.prefetch) for memory in remote]
+            try:
                 return [read.sync()]
-            with ContextThreadPoolExecutor(len(remote)) as pool:
-                # At interpreter shutdown no threads can be started; then each memory reads in its own load.
-                with suppress(RuntimeError):
-                    for memory in remote:
-                        pool.submit(memory.prefetch)
-                return [read.sync()]
+            finally:  # a memory whose read has not begun, since all threads are busy, reads in its own load
+                wait([each for each in reading if not each.cancel()])
 
         steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
         found: T | Exception = (await Step(sync, gather(steps).asynchronous))[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from langchain_memkit import (
     explain_turn,
 )
 from langchain_memkit._compat import ContextOverflowError
+from langchain_memkit._locks import THREADS, shared_threads
 from langchain_memkit.base import Query, SavedTurn
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -667,3 +670,78 @@ def test_erased_while_the_memories_are_told(run: Styles) -> None:
     plain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memory])
     run(plain, "Hello.", U1)
     assert len(memory.told) == 1
+
+
+class Remote(Memory):
+    """Reads from a server, it says: its reads are noted with the threads in which they happen."""
+
+    is_remote = True
+
+    def __init__(self, read: list[str]) -> None:
+        self.read = read
+
+    def prefetch(self) -> None:
+        """Note the thread."""
+        self.read.append(threading.current_thread().name)
+
+    async def aprefetch(self) -> None:
+        """Not asked of in sync code."""
+
+    def load(self, query: str = "") -> list[BaseMessage]:
+        """Nothing."""
+        return []
+
+    def save(self, messages: Sequence[BaseMessage]) -> None:
+        """Nothing."""
+
+    def clear(self) -> None:
+        """Nothing."""
+
+
+def chat_with(*memories: Any) -> Any:
+    """A chain over a store in memory, with these memories."""
+    return create_runnable_with_message_history(
+        FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:"), memories=list(memories)
+    )
+
+
+def test_reads_beside_the_history_share_threads() -> None:
+    """Turns of sync code, one after the other, start no thread each."""
+    read: list[str] = []
+    chat = chat_with(Remote(read), Remote(read))
+    for _ in range(10):
+        chat.invoke("Hi.", U1)
+    assert read  # what has not begun when the history is read may be left to the memory's load
+    assert all(name.startswith("memkit") for name in read)
+    assert len(set(read)) <= THREADS
+
+
+def test_more_turns_than_threads_at_once() -> None:
+    """A turn does not wait for a thread: what has not begun when the history is read is left to the memory's load."""
+    read: list[str] = []
+    gate = threading.Event()
+    held = [shared_threads().submit(gate.wait, 60) for _ in range(THREADS)]
+    try:
+        assert chat_with(Remote(read)).invoke("Hi.", U1).text
+        assert read == []
+    finally:
+        gate.set()
+    assert all(each.result() for each in held)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")  # that is what is tried
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """Those of its parent are not there: a read that waited for them would never end."""
+    chat_with(Remote([])).invoke("Hi.", U1)
+    child = os.fork()
+    if child == 0:
+        try:
+            threading.Timer(20, os._exit, [3]).start()
+            read: list[str] = []
+            chat = chat_with(Remote(read))
+            while not read:  # a thread may come too late for one turn, not for all
+                chat.invoke("Hi.", U1)
+            os._exit(0)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
