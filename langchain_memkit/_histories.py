@@ -119,13 +119,16 @@ def add_messages(history: History, messages: Sequence[BaseMessage]) -> Step[None
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
-def append_turn(history: History, messages: Sequence[BaseMessage], *, head: object, **given: object) -> Step[int]:
+def append_turn(
+    history: History, messages: Sequence[BaseMessage], *, head: object, expected_seq: int | None, **given: object
+) -> Step[int]:
     """Append a turn to one of memkit's histories.
 
-    `head` merely saves a query: it is not passed to a subclass's override, which may not take it.
+    `head` merely saves a query, `expected_seq` tells of turns of others: they are not passed to a subclass's override,
+    which may not take them.
     """
-    if head is not None and not (overrides(history, "append_turn") or overrides(history, "aappend_turn")):
-        given["head"] = head
+    if not (overrides(history, "append_turn") or overrides(history, "aappend_turn")):
+        given |= {"head": head, "expected_seq": expected_seq}
     return Step(lambda: history.append_turn(messages, **given), lambda: history.aappend_turn(messages, **given))
 
 
@@ -139,28 +142,23 @@ def stored_ids(history: History, ids: Sequence[str]) -> Step[set[str]]:
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
-def epoch_at(history: History, seq: int) -> Step[int | None]:
+def turns_between(history: History, after_seq: int, before_seq: int | None = None) -> Step[list[Any]]:
+    """Return the turns between two positions in one of memkit's histories, oldest first."""
+
+    async def asynchronous() -> list[Any]:
+        return [turn async for turn in history.aiter_turns(after_seq=after_seq, before_seq=before_seq)]
+
+    return Step(lambda: list(history.iter_turns(after_seq=after_seq, before_seq=before_seq)), asynchronous)
+
+
+async def epoch_at(history: History, seq: int) -> int | None:
     """Return the epoch of the turn at a position in one of memkit's histories; None if the turn was erased."""
-    return _first(history, lambda turn: True, lambda turn: turn.epoch, after_seq=seq - 1, before_seq=seq + 1)
+    return next((turn.epoch for turn in await turns_between(history, seq - 1, seq + 1)), None)
 
 
-def seq_of(history: History, op: str, after_seq: int) -> Step[int | None]:
+async def seq_of(history: History, op: str, after_seq: int) -> int | None:
     """Search one of memkit's histories after a position for a turn by its op, and return its position or None."""
-    return _first(history, lambda turn: turn.op == op, lambda turn: turn.seq, after_seq=after_seq)
-
-
-def _first(
-    history: History, fits: Callable[[Any], bool], value: Callable[[Any], int], **limits: int
-) -> Step[int | None]:
-    """Return a value of the first turn within these limits that fits; None if there is none."""
-
-    async def asynchronous() -> int | None:
-        async for turn in history.aiter_turns(**limits):
-            if fits(turn):
-                return value(turn)
-        return None
-
-    return Step(lambda: next((value(t) for t in history.iter_turns(**limits) if fits(t)), None), asynchronous)
+    return next((turn.seq for turn in await turns_between(history, after_seq) if turn.op == op), None)
 
 
 def _step(history: History, sync: Callable[[], T], twin: str, *args: object) -> Step[T]:

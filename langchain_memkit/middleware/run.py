@@ -373,6 +373,7 @@ class Run:
             since=turn_started_at(self.marker),
             new=new,
             config=config,
+            after=self.marker["seq"],
             in_graph=True,
             replayed=self.replayed is not None,
         )
@@ -563,7 +564,9 @@ class AgentTurns:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, beside = self._view(session, asked, config), self.options.prompt.beside
         if session.native:
-            return await beside(session.memories, both(stored_ids(session.history, ids), view))
+            known, read = await beside(session.memories, both(stored_ids(session.history, ids), view))
+            # What was stored between the two reads is in the later one: it must not be taken for unstored.
+            return known | ({m.id for m in read.messages if m.id} & {*ids}), read
         found = await beside(session.memories, view)
         return {m.id for m in found.messages if m.id}, found
 

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_memkit._histories import add_messages, append_turn
+from langchain_memkit._histories import add_messages, append_turn, turns_between
 from langchain_memkit._sync import Step, call_user_function, event, raise_or_call
 from langchain_memkit.base import (
     HistoryView,
@@ -27,6 +27,7 @@ from langchain_memkit.base import (
 from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
+    HistoryConflictError,
     HistoryWriteError,
     IdempotencyConflictError,
     MemoryWriteError,
@@ -79,6 +80,7 @@ class OpenTurn:
     asked: list[BaseMessage] = field(default_factory=list)
     input: Any = None
     called_with: Any = None  # the caller's input
+    after: int | None = None  # in a graph: the session's position when the run looked up what of the state is stored
     in_graph: bool = False  # the graph gave its messages ids, different ones in each attempt
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
@@ -187,9 +189,11 @@ class TurnOptions:
             # Copies, so that redacting in place changes neither the caller's input nor the returned answer.
             copies = [m.model_copy() for m in messages]
             messages = list(await call_user_function(self.before_save, copies, name="before_save"))
-        return await self._append(turn, messages, turn_id, given) if messages else None
+        return await self._append(turn, messages, turn_id, given, turn.after) if messages else None
 
-    async def _append(self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int) -> int | None:
+    async def _append(
+        self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int, after: int | None
+    ) -> int | None:
         history, native, memories = turn.session
         # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
         # and a retry may store it twice.
@@ -203,20 +207,31 @@ class TurnOptions:
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
         try:
-            seq = await append_turn(
-                history, named, turn_id=turn_id, epoch=turn.epoch, since=turn.since, head=turn.view.head
-            )
+            seen: dict[str, Any] = {
+                "epoch": turn.epoch,
+                "since": turn.since,
+                "head": turn.view.head,
+                "expected_seq": after,
+            }
+            seq = await append_turn(history, named, turn_id=turn_id, **seen)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
             return None
+        except HistoryConflictError:
+            # Of two runs on one thread each finds the other's question in the state. Whoever stores first has it.
+            others = await turns_between(history, after or 0)
+            stored = {message.id for other in others for message in other.messages}
+            left = [message for message in named if message.id not in stored]
+            after = max((other.seq for other in others), default=None)
+            return await self._append(turn, left, turn_id, given, after) if left else None
         except IdempotencyConflictError as error:
             if turn.in_graph:
                 # Another run on this thread has stored a part of this turn, or the turn is repeated as a branch:
                 # append what is missing under an id made from it, so that a retry of this append is stored once.
                 if rest := _rest(turn, named, error.stored):
                     digest = hashlib.sha256("\0".join(str(m.id) for m in rest).encode()).hexdigest()[:16]
-                    return await self._append(turn, rest, _derived_id(turn.turn_id, digest), given)
+                    return await self._append(turn, rest, _derived_id(turn.turn_id, digest), given, after)
                 # What another run found of this one in the state may be a part of what this one has stored since.
                 if len(named) < len(error.stored) and all(message in error.stored for message in named):
                     return None

@@ -65,7 +65,6 @@ DRIVERS = {
     "tokenizers": ("backends/wordllama.py",),
     "langchain_text_splitters": ("memories/vector/rounds.py",),
     "matplotlib": ("memories/vector/recalling.py",),
-    "pandas": ("memories/vector/recalling.py",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
     "langchain_core.chat_history": ("_compat.py",),

@@ -54,13 +54,15 @@ class Append:
 
     def __post_init__(self) -> None:
         self.pending = list(enumerate(self.batch.rows))
-        # Look for stored rows before the first insert in two cases: an import of several rows may continue one that
-        # broke off, and with `expected_seq` a retry of a stored turn must succeed instead of raising a conflict.
-        self.look_up = len(self.batch.rows) > 1 or self.expected_seq is not None
         # A single turn may start from the head read at load, which saves one query. Not where turns expire: their
         # positions become free again, so the unique index would not notice that the remembered head is gone.
-        head = None if self.look_up or self.store.ttl is not None else self.origin.head
-        self.known = None if head is None or head.last == "expiring turn" else head
+        head = self.origin.head
+        fits = head and self.expected_seq in (None, head.seq) and not self.store.ttl and head.last != "expiring turn"
+        # Look for stored rows before the first insert in two cases: an import of several rows may continue one that
+        # broke off, and with `expected_seq` a retry of a stored turn must succeed instead of raising a conflict. From
+        # a head at that position the insert finds out itself.
+        self.look_up = len(self.batch.rows) > 1 or not (fits or self.expected_seq is None)
+        self.known = head if fits and not self.look_up else None
         # Seconds for one command, less than the whole deadline: if the server hangs, there must be time for another
         # try. They double after each failure, since a large batch may need longer.
         self.limit = self.store.settings.timeout

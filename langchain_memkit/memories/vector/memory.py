@@ -202,7 +202,7 @@ class VectorMemory(DerivedMemory):
             until: Only rounds before this time; aware.
 
         Returns:
-            Hits, best first: a list that renders as a table in notebooks and has `to_dataframe()` and `plot()`.
+            Hits, best first: a list that renders as a table in notebooks and has `plot()`.
 
         Raises:
             ConfigurationError: `k` is below 1, a time is naive, or the store was filled with another embedder.

@@ -87,24 +87,6 @@ class HitList(list[Hit]):
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def to_dataframe(self) -> Any:
-        """Return a pandas `DataFrame` with one row per hit and one column per non-zero part of the score.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        try:
-            import pandas  # type: ignore[import-untyped]  # brings no stubs, and mypy need not know them
-        except ImportError as error:
-            msg = "to_dataframe() needs pandas: pip install pandas"
-            raise MissingExtraError(msg) from error
-        names = self._parts()
-        rows = [
-            [h.score, *(h.parts.get(n, 0.0) for n in names), h.date, h.session_id, ", ".join(h.speakers), h.text]
-            for h in self
-        ]
-        return pandas.DataFrame(rows, columns=["score", *names, "when", "session_id", "speakers", "text"])
-
     def plot(self, ax: Any = None) -> Any:
         """Plot one horizontal bar per hit, best on top, with one colour per part of the score.
 
