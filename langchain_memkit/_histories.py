@@ -120,15 +120,17 @@ def add_messages(history: History, messages: Sequence[BaseMessage]) -> Step[None
 
 
 def append_turn(
-    history: History, messages: Sequence[BaseMessage], *, head: object, expected_seq: int | None, **given: object
+    history: History, messages: Sequence[BaseMessage], *, head: object, after: int | None, **given: object
 ) -> Step[int]:
     """Append a turn to one of memkit's histories.
 
-    `head` merely saves a query, `expected_seq` tells of turns of others: they are not passed to a subclass's override,
-    which may not take them.
+    `head` merely saves a query, and `after` (the `expected_seq`) tells of turns of others. Neither is passed to a
+    subclass's override, which may not take them; `after` not to a layout without positions.
     """
     if not (overrides(history, "append_turn") or overrides(history, "aappend_turn")):
-        given |= {"head": head, "expected_seq": expected_seq}
+        placed = getattr(getattr(history, "turn_store", None), "layout", "") == "turns"
+        more = {"head": head, "expected_seq": after if placed else None}
+        given |= {name: value for name, value in more.items() if value is not None}
     return Step(lambda: history.append_turn(messages, **given), lambda: history.aappend_turn(messages, **given))
 
 

@@ -207,13 +207,9 @@ class TurnOptions:
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
         try:
-            seen: dict[str, Any] = {
-                "epoch": turn.epoch,
-                "since": turn.since,
-                "head": turn.view.head,
-                "expected_seq": after,
-            }
-            seq = await append_turn(history, named, turn_id=turn_id, **seen)
+            seq = await append_turn(
+                history, named, turn_id=turn_id, epoch=turn.epoch, since=turn.since, head=turn.view.head, after=after
+            )
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,44 @@ def test_state_keeps_what_a_summary_does_not(histories: Any) -> None:
     assert kept["ours"] == 40
     assert kept["theirs"] < 10
     assert max(shown.values()) <= 6
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("layout", ["langchain", "qa"])
+def test_layouts_of_others(request: pytest.FixtureRequest, layout: str, style: str) -> None:
+    """An agent on rows that have no positions: its turns are stored as a chain's are."""
+    server, database = request.getfixturevalue("standalone"), request.getfixturevalue("database")
+    with MongoDBChatMessageHistory.factory(server.uri, database, layout=layout) as histories:
+        model, run = Scripted(), Styles(style)
+        agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
+        config = {"configurable": {"thread_id": "t1"}} if layout == "langchain" else CONFIG
+        for i in range(3):
+            run(agent, asking(f"q{i}"), config)
+        ids = ("t1", None) if layout == "langchain" else ("s1", "u1")
+        stored = [message.text for message in histories(*ids).messages]
+        assert stored == ["q0", "ok 1", "q1", "ok 2", "q2", "ok 3"]
+        asyncio.run(histories.aclose())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_at_once(histories: Any, asynchronous: bool) -> None:
+    """Of runs at once on one thread each question and answer is stored once, on each store."""
+    for thread in map(str, range(8)):
+        config: Any = {"configurable": {"thread_id": thread, "user_id": "u1"}}
+        agent = create_agent(
+            Scripted(delay=0.005), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
+        )
+
+        async def all_at_once(agent: Any = agent, config: Any = config) -> None:
+            await asyncio.gather(*(agent.ainvoke(asking(f"q{i}"), config) for i in range(4)))
+            await histories.aclose()
+
+        if asynchronous:
+            asyncio.run(all_at_once())
+        else:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda i: agent.invoke(asking(f"q{i}"), config), range(4)))  # noqa: B023  # it ends here
+        stored = histories(thread, "u1").messages
+        assert sorted(m.text for m in stored if m.type == "human") == ["q0", "q1", "q2", "q3"]
+        assert len({m.id for m in stored if m.type == "ai"}) == 4
+        assert len(stored) == 8
