@@ -57,12 +57,15 @@ def test_threads_are_for_what_waits_for_a_server(kind: type[Store]) -> None:
     store, model, here = kind(), FakeChatModel(), threading.current_thread().name
     entities = EntityMemory.factory(extract, store)
     entities("old", "u1").save([HumanMessage("Nemo lives in the reef.")])
-    store.readers.clear()
     chat = create_runnable_with_message_history(
         model, SQLiteChatMessageHistory.factory(":memory:"), memories=[entities]
     )
-    chat.invoke("Where is Nemo?", HERE)
-    assert (store.readers[0] == here) is (kind is Store)
+    first: set[str] = set()
+    for _ in range(1 if kind is Store else 50):  # a thread may come too late for one turn, not for all
+        store.readers.clear()
+        chat.invoke("Where is Nemo?", HERE)
+        first.add(store.readers[0])
+    assert first == {here} if kind is Store else first - {here}
     assert "Nemo lives in the reef." in model.calls[0][0].text
 
 
