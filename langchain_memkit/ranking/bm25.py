@@ -154,7 +154,7 @@ class BM25Matches(NamedTuple):
 
     whole: Doubles  # BM25 of each record
     share: Doubles  # share of the question's words that each record contains, weighted by `idf`, from 0 to 1
-    told: Doubles  # BM25 of each record, counting only the messages of the speakers that the question asks about
+    theirs: Flags  # for each record, whether a speaker that the question asks about says something in it
     session: Doubles  # BM25 of each record's session, taken as one text
     worth: Flags  # for each message, whether it contains a word of the question or is by an asked speaker
     held: Doubles  # sum of the `idf` of the question's words in each record, in units of a word that no other contains
@@ -168,9 +168,10 @@ def bm25_match(
     `asked` are the numbers of the speakers that the question asks about.
     """
     count, groups = len(view.entries), len(view.session_lengths)
-    whole, share, told, held = np.zeros((4, count))
+    whole, share, held = np.zeros((3, count))
     sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
-    theirs = np.isin(view.spoken, list(asked))  # flags of the messages by the asked speakers
+    by_them = np.isin(view.spoken, list(asked))  # flags of the messages by the asked speakers
+    theirs = np.bincount(view.row[by_them & (view.row >= 0)], minlength=count) > 0
     mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
     found, most = _found(postings, stems), max(count, FEWEST)
     # All words are counted at once with `bincount` over a table of words x records, in chunks of words so that the
@@ -191,10 +192,6 @@ def bm25_match(
         whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
         share += np.bincount(row, np.repeat(rare, number), count)
         held += np.bincount(row, np.repeat(idf(number, most), number), count)
-        if asked:
-            by = theirs[messages]
-            number, row, times = _counted(words[by], rows[by], len(some), count)
-            told += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
         if groups:
             group = view.session[rows]
             within = group >= 0
@@ -205,7 +202,7 @@ def bm25_match(
             sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
     share = share / everything if everything else share
-    return BM25Matches(whole, share, told, spread, hit | theirs, held / idf(1, most))
+    return BM25Matches(whole, share, theirs, spread, hit | by_them, held / idf(1, most))
 
 
 def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:

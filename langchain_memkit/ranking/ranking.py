@@ -73,7 +73,7 @@ def importance(entries: Sequence[IndexRecord]) -> Doubles:
 
 
 COMPARED = 50  # least rank that scales to 0: with fewer candidates, the last one would score as no match
-PARTS = ("relevance", "lexical", "speaker", "neighbours", "session", "date", "recency", "importance")
+PARTS = ("relevance", "lexical", "neighbours", "session", "speaker", "date", "recency", "importance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,11 @@ class Ranking:
     Args:
         relevance: Weight of the cosine similarity of question and record.
         lexical: Weight of BM25, multiplied by the share of the question's words that the record contains.
-        speaker: Weight of BM25 over the messages of the person that the question asks about ("Ann", "I", "you said").
-        neighbours: Share of the three scores above that a record passes on to the records before and after it in its
+        neighbours: Share of the two scores above that a record passes on to the records before and after it in its
             session; the share's square goes to the next ones.
         session: Weight of BM25 of the whole session.
+        speaker: Share of the scores above, from 0 to 1, that a record loses if the question asks about a person ("Ann",
+            "I", "you said") who says nothing in it.
         date: Weight of the closeness to the days that the question names.
         recency: Weight of `decay_rate ** hours` since the last access; over months of conversation, any of it costs
             recall.
@@ -106,9 +107,9 @@ class Ranking:
 
     relevance: float = 0.75
     lexical: float = 1.0
-    speaker: float = 0.5
     neighbours: float = 0.3
     session: float = 0.3
+    speaker: float = 0.7
     date: float = 1.0
     recency: float = 0.0
     importance: float = 0.0
@@ -122,8 +123,8 @@ class Ranking:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 msg = f"{name} must be a number from 0 up, not {value!r}"
                 raise ConfigurationError(msg)
-        if not 0 < self.decay_rate <= 1 or self.candidates < 1 or self.candidates % 1:
-            msg = "decay_rate must be over 0 and at most 1, and candidates a whole number over 0"
+        if self.speaker > 1 or not 0 < self.decay_rate <= 1 or self.candidates < 1 or self.candidates % 1:
+            msg = "speaker must be at most 1, decay_rate over 0 and at most 1, and candidates a whole number over 0"
             raise ConfigurationError(msg)
 
     @classmethod
@@ -243,13 +244,14 @@ def _parts(
     """Compute the weighted features: one row for each of `PARTS`, one column for each record."""
     most = None if ranking.over_all else max(ranking.candidates, COMPARED)
     parts = np.zeros((len(PARTS), len(view.entries)))
-    dense, lexical, speaker, neighbours, session, date, recent, important = parts
+    dense, lexical, neighbours, session, speaker, date, recent, important = parts
     dense += ranking.relevance * min_max_scale(near, most, known)
     lexical += ranking.lexical * min_max_scale(found.whole * found.share, most)
-    speaker += ranking.speaker * min_max_scale(found.told, most)
     if ranking.neighbours:
-        neighbours += neighbour_bonus(view, dense + lexical + speaker, ranking.neighbours)
+        neighbours += neighbour_bonus(view, dense + lexical, ranking.neighbours)
     session += ranking.session * min_max_scale(found.session)
+    if found.theirs.any():
+        speaker -= ranking.speaker * parts.sum(axis=0) * ~found.theirs
     named = parse_date_ranges(question.text, question.now.astimezone(UTC).date()) if ranking.date else []
     if named:
         close = date_proximity(named, np.floor(view.times / 86_400))

@@ -24,8 +24,9 @@ from langchain_memkit.ranking.index import IndexRecord, StoredSession, digest_of
 from langchain_memkit.ranking.tokenize import tokenize
 
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
-WINDOW = 1000  # characters of a chunk: about 256 word pieces, the window of small embedders
-OVERLAP = 100  # characters
+SIZE = 280  # characters of a record: some 70 tokens, so that a short note has room for many
+# Ends of paragraphs, lines, sentences, clauses and words, as regular expressions: where a long text is cut.
+ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[。！？]", r"[,;:]\s+", r"\s", "")
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
@@ -76,14 +77,14 @@ class TextSplitter(Protocol):
 
 
 class Splitter:
-    """Splits long texts with any object that has `split_text`; None for pieces of 1,000 characters that overlap by 100.
+    """Splits long texts with any object that has `split_text`; None for pieces of at most 280 characters, by sentences.
 
     The default splitter is imported only when the first long text comes.
     """
 
     def __init__(self, splitter: TextSplitter | None = None) -> None:
         self._splitter = splitter
-        self._window = WINDOW if splitter is None else 0
+        self._window = SIZE if splitter is None else 0
 
     def split(self, text: str) -> list[str]:
         """Split a text into pieces, in order; a text that fits comes back whole."""
@@ -92,7 +93,9 @@ class Splitter:
         if self._splitter is None:
             from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-            self._splitter = RecursiveCharacterTextSplitter(chunk_size=WINDOW, chunk_overlap=OVERLAP)
+            self._splitter = RecursiveCharacterTextSplitter(
+                [*ENDS], chunk_size=SIZE, chunk_overlap=0, is_separator_regex=True, keep_separator="end"
+            )
         return [piece for piece in self._splitter.split_text(text) if piece.strip()] or [text]
 
 
@@ -203,16 +206,15 @@ def lines_of_document(document: Document) -> list[RoundLine]:
 
 
 def _chunks(lines: Sequence[RoundLine], splitter: Splitter) -> list[list[RoundLine]]:
-    """Pack lines into as few chunks as the splitter leaves whole; a long message becomes overlapping pieces."""
+    """Pack whole lines into as few chunks as the splitter leaves whole; a long message becomes pieces of its own."""
     chunks: list[list[RoundLine]] = []
     for line in lines:
-        for i, piece in enumerate(splitter.split(line.text)):
-            part = line._replace(text=piece)
-            # Pieces of one message overlap, so they are never packed together.
-            if i == 0 and chunks and len(splitter.split(_rendered([*chunks[-1], part])[0])) == 1:
-                chunks[-1].append(part)
-            else:
-                chunks.append([part])
+        pieces = splitter.split(line.text)
+        # A piece of an answer beside the question would make a record about neither.
+        if len(pieces) == 1 and chunks and len(splitter.split(_rendered([*chunks[-1], line])[0])) == 1:
+            chunks[-1].append(line)
+        else:
+            chunks += [[line._replace(text=piece)] for piece in pieces]
     return chunks
 
 
