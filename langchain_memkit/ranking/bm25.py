@@ -99,6 +99,10 @@ class Postings:
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
+ROOM = 1000  # positions between the rounds of a session, into which an earlier round can still grow
+REACH = 6  # records of a round before and after one that share its score
+
+
 class IndexSnapshot:
     """Snapshot of an index as arrays for the ranking, in the order of its entries.
 
@@ -138,10 +142,15 @@ class IndexSnapshot:
         grouped = self.session >= 0
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
         self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
-        # The records sorted by session and position, and whether the next one, and the one after it, is of the same.
+        # The records sorted by session and position; and for each distance up to 6 whether the record so far behind is
+        # of another round of the session, at most two away, and whether it is of the same round.
         self.order = np.lexsort((positions[self.slots], self.session))
-        ordered = self.session[self.order]
-        self.nearby = [(ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0) for d in (1, 2)]
+        ordered, places = self.session[self.order], positions[self.slots][self.order]
+        self.nearby: list[tuple[Flags, Flags]] = []
+        for d in range(1, REACH + 1):
+            same = (ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0)
+            of_round = same & (places[d:] - places[:-d] < ROOM)
+            self.nearby.append((same & ~of_round & (d <= 2), of_round))
 
 
 WORDS = 64  # words of a question that are used; of more, the rarest
@@ -191,7 +200,8 @@ def bm25_match(
         everything += float(rare.sum())
         whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
         share += np.bincount(row, np.repeat(rare, number), count)
-        held += np.bincount(row, np.repeat(idf(number, most), number), count)
+        if most > count:
+            held += np.bincount(row, np.repeat(idf(number, most), number), count)
         if groups:
             group = view.session[rows]
             within = group >= 0
@@ -201,6 +211,7 @@ def bm25_match(
             rare = idf(number, view.session_count)
             sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
+    held = held if most > count else share
     share = share / everything if everything else share
     return BM25Matches(whole, share, theirs, spread, hit | by_them, held / idf(1, most))
 

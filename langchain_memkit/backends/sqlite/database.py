@@ -98,6 +98,25 @@ MIGRATIONS = [
     ALTER TABLE vectors_of_users RENAME TO vectors;
 {VECTOR_INDEXES}
     """,
+    # The version of a user's records, kept by triggers: so that a read need not count them, and rows that are deleted
+    # by hand change it as well.
+    """
+    CREATE TABLE vector_counts (
+        user_id TEXT NOT NULL PRIMARY KEY, records INTEGER NOT NULL, stamps INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    INSERT INTO vector_counts SELECT user_id, count(*), sum(seq) FROM vectors GROUP BY user_id;
+    CREATE TRIGGER vectors_added AFTER INSERT ON vectors BEGIN
+        INSERT INTO vector_counts VALUES (new.user_id, 1, new.seq)
+            ON CONFLICT DO UPDATE SET records = records + 1, stamps = stamps + new.seq;
+    END;
+    CREATE TRIGGER vectors_removed AFTER DELETE ON vectors BEGIN
+        UPDATE vector_counts SET records = records - 1, stamps = stamps - old.seq WHERE user_id = old.user_id;
+        DELETE FROM vector_counts WHERE user_id = old.user_id AND records = 0;
+    END;
+    CREATE TRIGGER vectors_replaced AFTER UPDATE OF seq ON vectors BEGIN
+        UPDATE vector_counts SET stamps = stamps - old.seq + new.seq WHERE user_id = new.user_id;
+    END;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 

@@ -87,11 +87,10 @@ def stored_of(row: Row) -> DocumentRow:
 
 
 STEP = 2**16
-# Stamps have random gaps, so two different sets of records hardly ever have the same sum: count and sum are a version
-# that no write has to maintain, and that rows deleted by hand change as well.
+# Stamps have random gaps, so two different sets of records hardly ever have the same sum: count and sum are a version.
 MARK = (
-    "SELECT count(*), coalesce(sum(seq), 0), (SELECT generation FROM vector_generations"
-    " WHERE user_id = :user AND session_id = :session) FROM vectors WHERE user_id = :user"
+    "SELECT coalesce(max(records), 0), coalesce(max(stamps), 0), (SELECT generation FROM vector_generations"
+    " WHERE user_id = :user AND session_id = :session) FROM vector_counts WHERE user_id = :user"
 )
 LAST_STAMP = (
     f"SELECT seq FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE} ORDER BY position DESC LIMIT 1"

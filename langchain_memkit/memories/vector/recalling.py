@@ -212,11 +212,9 @@ async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep
     hits = HitList()
     seen: set[str] = set()
     ranked, _, _ = await _ranked(core, user_id, text, keep)
-    while some := list(islice(ranked, BATCH)):
+    while some := list(islice(ranked, min(k - len(hits), BATCH))):
         hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
-        if len(hits) >= k:
-            break
-    return HitList(hits[:k])
+    return hits
 
 
 async def recall(

@@ -24,7 +24,7 @@ from langchain_memkit.ranking.index import IndexRecord, StoredSession, digest_of
 from langchain_memkit.ranking.tokenize import tokenize
 
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
-SIZE = 280  # characters of a record: some 70 tokens, so that a short note has room for many
+SIZE = 300  # characters of a record: some 75 tokens, so that a short note has room for many
 # Ends of paragraphs, lines, sentences, clauses and words, as regular expressions: where a long text is cut.
 ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[。！？]", r"[,;:]\s+", r"\s", "")
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
@@ -77,7 +77,7 @@ class TextSplitter(Protocol):
 
 
 class Splitter:
-    """Splits long texts with any object that has `split_text`; None for pieces of at most 280 characters, by sentences.
+    """Splits long texts with any object that has `split_text`; None for pieces of at most 300 characters, by sentences.
 
     The default splitter is imported only when the first long text comes.
     """

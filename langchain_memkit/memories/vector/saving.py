@@ -34,6 +34,7 @@ from langchain_memkit.memories.vector.rounds import (
     rounds_of,
     stored_round_id,
 )
+from langchain_memkit.ranking.bm25 import ROOM
 from langchain_memkit.ranking.index import StoredSession, digest_of
 from langchain_memkit.stores.vector_cache import ReadSession
 from langchain_memkit.stores.vector_rows import Vector
@@ -41,7 +42,6 @@ from langchain_memkit.stores.vector_rows import Vector
 logger = logging.getLogger("langchain_memkit")
 
 SHORT = 2000  # characters that are processed on the event loop; longer turns go to a thread
-ROOM = 1000  # positions between the rounds of a session, into which an earlier round can still grow
 TRIES = 10  # attempts of a turn that extends a round which other writers extend at the same time
 
 
