@@ -26,7 +26,7 @@ from langchain_memkit.ranking.tokenize import tokenize
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
 SIZE = 300  # characters of a record: some 75 tokens, so that a short note has room for many
 # Ends of paragraphs, lines, sentences, clauses and words, as regular expressions: where a long text is cut.
-ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[。！？]", r"[,;:]\s+", r"\s", "")
+ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[\u3002\uff01\uff1f]", r"[,;:]\s+", r"\s", "")
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk

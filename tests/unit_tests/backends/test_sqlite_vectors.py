@@ -197,7 +197,7 @@ def test_what_a_turn_costs(store: Any, style: str) -> None:
     seen, loaded[:] = statements(store), []
     for n in range(3, 6):
         turn(n)
-        verbs = [statement.split()[0] for statement in seen]
+        verbs = [statement.split()[0] for statement in dict.fromkeys(seen)]  # a trigger repeats the one that fires it
         assert loaded.pop() == 1
         assert verbs[0] == "SELECT"
         assert verbs[1] == "BEGIN"
@@ -279,7 +279,7 @@ def test_plans(store: Any, path: Path) -> None:
         (plan,) = {plan for statement, plan in plans.items() if part in statement}
         return plan
 
-    assert "COVERING INDEX" in plan_of("sum(seq)")
+    assert plan_of("max(stamps)").startswith("SEARCH vector_counts USING PRIMARY KEY (user_id=?)")
     assert "vectors_digest (user_id=? AND digest=?)" in plan_of("SELECT digest")
     assert "TEMP B-TREE" not in plan_of("ORDER BY position")
     assert "vectors_user (user_id=?)" in plan_of("ORDER BY created_at")
@@ -336,7 +336,7 @@ def test_in_the_file_of_the_histories(path: Path, store: Any) -> None:
 def test_older_file_is_migrated(path: Path, store: Any) -> None:
     """A file of the version before, which had no vectors, keeps what it has and gets the tables."""
     SQLiteChatMessageHistory(path, "s1").add_user_message("old")
-    for name in ("vectors", "vector_accesses", "vector_generations", "vector_meta"):
+    for name in ("vectors", "vector_accesses", "vector_generations", "vector_meta", "vector_counts"):
         execute(path, f"DROP TABLE {name}")
     execute(path, "DROP TRIGGER turns_edited")
     execute(path, "ALTER TABLE turns DROP COLUMN checksum")
@@ -584,6 +584,8 @@ def test_files_of_0_1_0(path: Path) -> None:
     assert drive(store.records.begin("u1", "s1")).generation == "g"
     store.delete([str(record(1).id)], user_id="u1")
     assert drive(store.records.accesses("u1")) == {}
+    counted = "SELECT user_id, count(*), sum(seq) FROM vectors GROUP BY user_id ORDER BY user_id"
+    assert execute(path, "SELECT * FROM vector_counts ORDER BY user_id") == execute(path, counted)
     facts_of_file = inspect_file(path)
     assert (facts_of_file.version, facts_of_file.problems) == (len(MIGRATIONS), [])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from langchain_text_splitters import CharacterTextSplitter
 
 from langchain_memkit.memories.rebuildable import Segment
 from langchain_memkit.memories.vector.rounds import (
+    SIZE,
     Splitter,
     documents_of,
     is_small_talk,
@@ -88,18 +88,18 @@ def test_ids_tell_users_and_sessions_apart() -> None:
     assert len({documents_of(round_, *place, 0, Splitter())[0].id for place in places}) == 4
 
 
-def test_a_long_round_is_cut_into_overlapping_pieces_with_its_date_and_speakers() -> None:
-    """Every word is in a piece, neighbouring pieces share some, and each knows round, date and speaker."""
-    text = " ".join(f"word{i}" for i in range(600))
+def test_a_long_round_is_cut_at_sentences_into_pieces_with_its_date_and_speakers() -> None:
+    """Every word is in one piece, which ends with a sentence and knows round, date and speaker."""
+    text = " ".join(f"word{i}{'.' if i % 20 == 19 else ''}" for i in range(600))
     found = records(HumanMessage(text, name="Ann", id="m1"), AIMessage("Noted.", id="m2"))
     assert len(found) > 3
-    assert all(len(d.page_content) <= 1100 for d in found)
-    words = [set(d.page_content.split()) for d in found]
-    assert set(text.split()) <= set().union(*words)
-    assert all(one & other - {"Ann:"} for one, other in pairwise(words[:-1]))
+    assert all(len(d.page_content) <= SIZE + len("Ann: ") for d in found)
+    pieces = [d.page_content.removeprefix("Ann: ") for d in found]
+    assert " ".join(pieces) == f"{text}\nai: Noted."
+    assert all(piece.endswith(".") for piece in pieces)
     assert {d.metadata["round_id"] for d in found} == {found[0].id}
     assert {d.metadata["created_at"] for d in found} == {AT.isoformat()}
-    assert all(d.metadata["said"][0][1] == "Ann" for d in found[:-1])
+    assert all(d.metadata["said"][0][1] == "Ann" for d in found)
     assert [d.metadata["position"] for d in found] == list(range(7, 7 + len(found)))
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.ranking.bm25 import ROOM
 from langchain_memkit.ranking.index import Index, IndexRecord, Utterance
 from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, Ranking, best_first, min_max_scale
 from langchain_memkit.ranking.tokenize import tokenize
@@ -36,7 +37,7 @@ def entry(record_id: str, *lines: str, session: str = "s", position: int | None 
         speaker, text = line.split(": ", 1) if ": " in line else ("human", line)
         role, _, name = speaker.partition("/")
         said.append(Utterance(role, name, tuple(tokenize(text))))
-    place = int(record_id) if position is None else position
+    place = ROOM * (int(record_id) if position is None else position)
     return IndexRecord(record_id, session, record_id, place, more.pop("at", NOW), tuple(said), **more)
 
 
@@ -148,6 +149,16 @@ def test_neighbours_take_part() -> None:
     assert parts(found, "neighbours") == pytest.approx(expected)
 
 
+def test_records_of_one_round_take_part() -> None:
+    """The pieces of a long answer get two thirds of the share, up to six away; the next round the usual share."""
+    pieces = [entry(str(i), "tea" if i == 1 else "x") for i in range(9)]
+    rounds = [replace(piece, round_id="long", position=9_000 + i) for i, piece in enumerate(pieces)]
+    index = filled(entry("10", "x"), *rounds, entry("8", "x", position=8))
+    found = asked(index, "tea", replace(NONE, lexical=1.0, neighbours=0.3))
+    expected = {"10": 0.0, "8": 0.09} | {str(i): 0.2 for i in (0, 2, 3, 4, 5, 6, 7)} | {"1": 0.0}
+    assert parts(found, "neighbours") == pytest.approx(expected)
+
+
 def test_sessions_that_speak_of_it() -> None:
     """A whole session that speaks of the question lifts all its records; plain documents have no session."""
     index = filled(
@@ -160,17 +171,18 @@ def test_sessions_that_speak_of_it() -> None:
 
 
 def test_what_the_asked_speaker_says() -> None:
-    """The same words weigh more from the mouth of who is asked about; nobody else is shut out."""
+    """A record in which who is asked about says nothing loses a share of its score; nobody is shut out."""
     index = filled(
-        entry("1", "human/Ann: tea", "ai/Bob: hello"),
-        entry("2", "human/Ann: hello", "ai/Bob: tea"),
-        entry("3", "human/Ann: x"),
+        entry("1", "human/Ann: tea", "ai/Bob: tea"),
+        entry("2", "human/Ann: tea"),
+        entry("3", "ai/Bob: tea"),
+        entry("4", "human/Ann: x", "ai/Bob: x"),
     )
     ranking = replace(NONE, lexical=1.0, speaker=0.5)
-    assert parts(asked(index, "Does Ann like tea?", ranking), "speaker") == {"1": 0.5, "2": 0, "3": 0}
-    assert parts(asked(index, "Does Bob like tea?", ranking), "speaker") == {"1": 0, "2": 0.5, "3": 0}
-    assert parts(asked(index, "Do Ann and Bob like tea?", ranking), "speaker") == {"1": 0, "2": 0, "3": 0}
-    assert parts(asked(index, "Does Ann like tea?", ranking), "lexical") == {"1": 1, "2": 1, "3": 0}
+    assert parts(asked(index, "Does Ann like tea?", ranking), "speaker") == {"1": 0, "2": 0, "3": -0.5, "4": 0}
+    assert parts(asked(index, "Does Bob like tea?", ranking), "speaker") == {"1": 0, "2": -0.5, "3": 0, "4": 0}
+    assert parts(asked(index, "Do Ann and Bob like tea?", ranking), "speaker") == {"1": 0, "2": 0, "3": 0, "4": 0}
+    assert parts(asked(index, "Does Ann like tea?", ranking), "lexical") == {"1": 1, "2": 1, "3": 1, "4": 0}
 
 
 def test_names_of_speakers_are_no_words_of_the_question() -> None:
@@ -288,7 +300,7 @@ weights = st.floats(0, 3)
         weights,
         weights,
         weights,
-        weights,
+        st.floats(0, 1),
         weights,
         weights,
         weights,
@@ -319,7 +331,7 @@ def test_any_ranking(given_records: list[Any], question: list[str], vector: list
     assert all(tuple(ranked.parts) == PARTS for ranked in found)
     assert [ranked.score for ranked in found] == pytest.approx([sum(ranked.parts.values()) for ranked in found])
     assert all(one.score >= next_.score - 1e-9 for one, next_ in pairwise(found))
-    assert all(value >= 0 for ranked in found for value in ranked.parts.values())
+    assert all((name == "speaker") != (part >= 0) or not part for r in found for name, part in r.parts.items())
     assert all(ranked.shown and set(ranked.shown) <= {0, 1} for ranked in found)
 
 
