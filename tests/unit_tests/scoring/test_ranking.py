@@ -173,10 +173,10 @@ def test_sessions_that_speak_of_it() -> None:
 def test_what_the_asked_speaker_says() -> None:
     """A record in which who is asked about says nothing loses a share of its score; nobody is shut out."""
     index = filled(
-        entry("1", "human/Ann: tea", "ai/Bob: tea"),
-        entry("2", "human/Ann: tea"),
-        entry("3", "ai/Bob: tea"),
-        entry("4", "human/Ann: x", "ai/Bob: x"),
+        entry("1", "human/Ann: tea x", "ai/Bob: x"),
+        entry("2", "human/Ann: tea x x"),
+        entry("3", "ai/Bob: tea x x"),
+        entry("4", "human/Ann: x x", "ai/Bob: x"),
     )
     ranking = replace(NONE, lexical=1.0, speaker=0.5)
     assert parts(asked(index, "Does Ann like tea?", ranking), "speaker") == {"1": 0, "2": 0, "3": -0.5, "4": 0}
