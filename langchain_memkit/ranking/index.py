@@ -35,6 +35,9 @@ SAMPLE = 256  # records compared with each other to estimate that
 GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
 ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
 LEAST = 0.01  # standard deviation below which it is useless
+# Mean cosines from which the vectors count less, and nothing: the embedder does not read the language of the texts. Not
+# below this deviation: some embedders find all texts similar, by little more or less (e5).
+CLEAR, BLIND, SPREAD = 0.45, 0.55, 0.06
 NEARLY = 1e-6  # tolerance for the squared length of a vector that counts as normalized
 
 
@@ -209,6 +212,19 @@ class Index:
         records, evenly spaced from first to last; cached until the index has grown by a quarter, shrunk by a fifth or
         been rebuilt.
         """
+        usual = self._sampled
+        return None if usual is None or usual.mean >= ALIKE or usual.deviation <= LEAST else usual
+
+    @property
+    def vector_trust(self) -> float:
+        """How much the vectors tell the user's texts apart, from 0 to 1: a factor of their weight; 1 if unknown."""
+        usual = self._sampled
+        if usual is None or usual.deviation < SPREAD:
+            return 1.0
+        return min(max((BLIND - usual.mean) / (BLIND - CLEAR), 0.0), 1.0)
+
+    @property
+    def _sampled(self) -> UsualSimilarity | None:
         seen = self._seen
         if seen is not None and seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
             return seen[1]
@@ -223,11 +239,8 @@ class Index:
         if np.count_nonzero(apart) < FEW:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
-        usual = UsualSimilarity(float(found.mean()), float(found.std()))
-        if usual.mean >= ALIKE or usual.deviation <= LEAST:
-            return None
-        self._seen = (self.count, usual)
-        return usual
+        self._seen = (self.count, UsualSimilarity(float(found.mean()), float(found.std())))
+        return self._seen[1]
 
     def _begin(self) -> None:
         self.count = 0

@@ -82,7 +82,8 @@ def relevance_to(
         numbers = numbers + WHOLE * ((found.share >= most) & (found.share > 0))
     if near is not None and usual is not None:
         apart = np.maximum((near - usual.mean) / usual.deviation - USUAL, LOWEST)
-        numbers = numbers + NEARNESS * np.where(index.embedded, apart, LOWEST)
+        trust = index.vector_trust
+        numbers = numbers + trust * NEARNESS * np.where(index.embedded, apart, LOWEST) + (1 - trust) * UNKNOWN
     elif usual is not None:
         numbers = numbers + UNKNOWN
     today = now.astimezone(UTC).date()

@@ -25,6 +25,59 @@ ENGLISH = """
     doesnt didnt cant couldnt wont wouldnt shouldnt hasnt havent hadnt thats whats wheres whos hows lets theres s
 """
 STOP_WORDS = frozenset(ENGLISH.split())
+# Function words of other languages, without accents, by the name of their Snowball stemmer.
+OTHERS = {
+    "german": """
+    aber alle allem allen aller alles als also am an auch auf aus bei beim bin bis bist da damit dann das dass dein
+    deine deinem deinen deiner dem den denn der des dich die dies diese diesem diesen dieser dieses dir doch du durch
+    ein eine einem einen einer eines er es etwas euch euer eure fur ganz gegen habe haben hat hatte hatten hattest hast
+    ich ihm ihn ihnen ihr ihre ihrem ihren ihrer im in ist ja jede jeder jedes jetzt kann kannst konnte man mehr mein
+    meine meinem meinen meiner mich mir mit mochte muss nach nein nicht nichts noch nun nur ob oder ohne schon sehr sein
+    seine seinem seinen seiner seit sich sie sind so soll uber um und uns unser unsere unserem unseren unter vom von
+    vor wann war waren warum was weil welche welchem welchen welcher welches wem wen wenn wer werde werden wessen wie
+    wieder will wir wird wirst wo woher wohin worden wurde wurden zu zum zur zwischen""",
+    "french": """
+    ai as au aux avais avait avec avez avions avoir avons c ca ce cela ces cet cette comme d dans de des donc du elle
+    elles en est et etait etais ete etes etre eu fait il ils j je jusqu l la le les leur leurs lui m ma mais me meme mes
+    moi mon n ne nos notre nous on ont ou par pas peu peut plus pour pourquoi qu quand que quel quelle quelles quels qui
+    quoi s sa sans se sera ses si son sont suis sur t ta te tes toi ton tres tu un une vos votre vous y""",
+    "spanish": """
+    a al algo alguna algunas alguno algunos ante antes aquel aquella aqui asi aun aunque como con contra cual cuales
+    cuando cuanta cuantas cuanto cuantos cuya cuyo de del desde donde dos e el ella ellas ellos en entre era eran eras
+    eres es esa esas ese eso esos esta estaba estan estar estas este esto estos estoy fue fueron ha habia han has hasta
+    hay he la las le les lo los mas me mi mia mio mis mucho muy nada ni no nos nosotros nuestra nuestro o os otra otro
+    para pero poco por porque que quien quienes se sea ser si sido sin sobre solo son soy su sus tambien te tengo ti
+    tiene tienen todo todos tu tus un una unas uno unos usted y ya yo""",
+    "italian": """
+    a ad agli ai al alla alle allo anche avere aveva c che chi ci come con contro cosa cui da dagli dai dal dalla dalle
+    d degli dei del della delle dello di dove e ed era erano essere fa gli ha hai hanno ho i il in io l la le lei li lo
+    loro lui ma mi mia mie miei mio molto ne negli nei nel nella nelle nello noi non nostra nostro o per perche piu
+    quale quali quando quanti quanto quella quelle quelli quello questa queste questi questo qui quindi se sei si sia
+    siamo sono sta stata stato su sua sue sugli sui sul sulla suo suoi te ti tra tu tua tue tuo tuoi tutti tutto un una
+    uno vi voi""",
+    "portuguese": """
+    a ao aos aquela aquele as ate com como da das de dela dele deles depois do dos e ela elas ele eles em entre era essa
+    esse esta estao estava este eu foi foram ha isso isto ja la lhe mais mas me mesmo meu meus minha minhas muito na nao
+    nas nem no nos nossa nosso num numa o onde os ou para pela pelas pelo pelos por porque qual quais quando quanto
+    quantos que quem se sem ser seu seus so sou sua suas tambem te tem tenho ter teu tinha tua um uma umas uns voce
+    voces""",
+    "dutch": """
+    aan al alles als altijd ben bent bij daar dan dat de der deze die dit doch doen door dus een en er ge geen had heb
+    hebben hebt heeft hem het hier hij hoe hun ik in is ja je jij jouw jullie kan kon kun kunnen maar me meer men met
+    mij mijn moet na naar niet niets nog nu of om omdat ons onze ook op over te tegen toch toen tot u uit uw van veel
+    voor waar waarom wanneer want waren was wat we welk welke werd wie wij wil worden wordt zal ze zei zelf zich zij
+    zijn zo zonder zou""",
+}
+FUNCTION_WORDS = {"english": STOP_WORDS} | {name: frozenset(words.split()) for name, words in OTHERS.items()}
+# Function words of other languages that English texts hold as words or names ("Los Angeles", "they met", "plus").
+SHARED = """
+    ad al ante as ate ben bin bit c com come con contra d da dal dan das de del dem den der des di die dies do doe door dos dove
+    du dus e ed el em en entre er era es est et fur ha had hat hay he hem ho hoe hun i il in is j ja je kan l la las le les li lo los
+    m ma man mas me men mes met mi mia mine most n na ne nee no non nos nun o of on ons op os ou over par para per
+    plus por pour s sa san sans se sea sei ser si sin so solo son sole sta sue sur t ta te ten ti ton tot tu u um un uns uno
+    van via von want war was we y ya yo zo
+"""
+FOREIGN = frozenset().union(*FUNCTION_WORDS.values()).difference(STOP_WORDS, SHARED.split())
 
 # Scripts written without spaces, and Korean, whose endings are attached to the word: tokenized as character bigrams.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
@@ -70,14 +123,22 @@ def tokenize(text: str) -> list[str]:
         found = [*map(_bare, ASCII_TOKEN.findall(text.lower()))]
     else:
         found = [word for token in TOKEN.findall(_folded(text)) for word in _pieces(token)]
-    return _stemmed([word[:MAX_WORD] for word in found if word not in STOP_WORDS])
+    language = "english" if FOREIGN.isdisjoint(found) else _language(found)
+    skipped = STOP_WORDS if language == "english" else STOP_WORDS | FUNCTION_WORDS[language]
+    return _stemmed([word[:MAX_WORD] for word in found if word not in skipped], language)
 
 
-def _stemmed(words: list[str]) -> list[str]:
+def _language(words: list[str]) -> str:
+    """Return the language with the most function words among these; English if it has as many."""
+    return max(FUNCTION_WORDS, key=lambda name: sum(map(FUNCTION_WORDS[name].__contains__, words)))
+
+
+def _stemmed(words: list[str], language: str) -> list[str]:
     try:
-        stemmer = _own.stemmer
+        stemmer = getattr(_own, language)
     except AttributeError:
-        stemmer = _own.stemmer = Stemmer.Stemmer("english")
+        stemmer = Stemmer.Stemmer(language)
+        setattr(_own, language, stemmer)
     found: list[str] = stemmer.stemWords(words)
     return found
 
