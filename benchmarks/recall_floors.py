@@ -301,7 +301,7 @@ ABLATIONS: Mapping[str, Ablation] = {
     "what others say is left out": Ablation(
         "session", fault=[(ranking, "_shown", lambda _, size, __: tuple(range(size)))]
     ),
-    "stems": Ablation("speaker", WORDS_ONLY, fault=[(words, "_stemmed", list)], anew=True),
+    "stems": Ablation("speaker", WORDS_ONLY, fault=[(words, "_stemmed", lambda found, language: found)], anew=True),
     "stop words": Ablation("session", WORDS_ONLY, fault=[(words, "STOP_WORDS", frozenset())], anew=True),
     "equal texts once": Ablation("repeated", once=False),
     "long texts are cut": Ablation("long", text_splitter=Whole()),

@@ -11,7 +11,7 @@ from langchain_memkit.ranking.bm25 import BM25Matches, Doubles
 from langchain_memkit.ranking.dates import CALENDAR, MONTHS, date_proximity, parse_date_ranges
 from langchain_memkit.ranking.index import FEW, Index
 from langchain_memkit.ranking.speakers import YOU, AddressedSpeakers
-from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 FLOOR = 1.0  # what floor="auto" means
 NEARNESS, USUAL = 0.8, 0.5  # points per standard deviation of the cosine; deviations above the mean that score 0
@@ -98,5 +98,8 @@ def relevance_to(
 
 def _names(question: str, asked: AddressedSpeakers) -> list[str]:
     """Return the stems of capitalized words within sentences, without speakers, months and days of the week."""
+    language = language_of(question)
+    if language == "german":  # where every noun has a capital
+        return []
     capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
-    return [stem for word in capitals for stem in tokenize(word) if stem not in NO_NAMES and stem not in asked.names]
+    return [stem for word in capitals for stem in tokenize(word, language) if stem not in NO_NAMES and stem not in asked.names]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from langchain_memkit.ranking.bm25 import Speaker
-from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 READ = 2000  # characters of a question that are read
 SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
@@ -46,13 +46,14 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
         [0]
         []
     """
+    language = language_of(text)  # a name in it was stemmed like its other words
     text = text[:READ].replace("\u2019", "'")
     meant = "ai" if YOU.search(text) else "human" if ME.search(text) else ""
     found: set[int] = set()
     names: set[str] = set()
     voices = {number: speaker for number, speaker in speakers.items() if speaker[0] in ("human", "ai")}
     for number, (role, name) in voices.items():
-        parts = _parts(name)
+        parts = _parts(name, language)
         told = parts.intersection(words)
         if told and (told == parts or not name[0].islower()):
             names |= told
@@ -64,7 +65,7 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
 
 
 @lru_cache(maxsize=1024)
-def _parts(name: str) -> frozenset[str]:
-    """Return the stems of a name; none if all its words are role names such as "user"."""
-    parts = frozenset(tokenize(name))
-    return frozenset() if parts <= ROLES else parts
+def _parts(name: str, language: str) -> frozenset[str]:
+    """Return the stems of a name in a language; none if all its words are role names such as "user"."""
+    parts = frozenset(tokenize(name, language))
+    return frozenset() if ROLES.issuperset(tokenize(name)) else parts

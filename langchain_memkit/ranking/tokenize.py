@@ -94,20 +94,23 @@ ACCENTS = re.compile(
 )
 
 THOUSANDS = re.compile(r",(?=\d{3}\b)")
-ELIDED = "cdjlmnoqst"  # "l'eau", "d'accord", "O'Neill"; not "I'm"
+# "l'eau", "d'accord", "O'Neill", "dell'arte"; not "I'm"
+ELIDED = frozenset([*"cdjlmnoqst", "qu", "jusqu", "un", "all", "dell", "nell", "dall", "sull", "quest", "quell"])
 _own = local()  # a stemmer is not thread-safe: each thread has its own
 
 
-def tokenize(text: str) -> list[str]:
+def tokenize(text: str, language: str = "") -> list[str]:
     """Tokenize a text for lexical ranking: return its stems in order, with repetitions.
 
     Words are lower-cased, accents are folded ("café" becomes "cafe"), English stop words and possessives are removed,
-    and Snowball's English stemmer is applied, which leaves most words of other languages unchanged. Scripts without
+    and Snowball's stemmer is applied: English's, or that of the language whose function words the text holds most of
+    (German, French, Spanish, Italian, Portuguese, Dutch), whose stop words are removed then, too. Scripts without
     spaces between words (Chinese, Japanese, Thai, ...) become character bigrams. Only the first 100,000 characters
     count.
 
     Args:
         text: Any text.
+        language: What it is read as, one of `FUNCTION_WORDS`; told from the text by default.
 
     Returns:
         The stems; an empty list for a text of stop words and punctuation.
@@ -115,21 +118,38 @@ def tokenize(text: str) -> list[str]:
     Example:
         >>> tokenize("Where did Zoë's sisters go skiing for $1,500?")
         ['zoe', 'sister', 'go', 'ski', '1500']
+        >>> tokenize("Wo haben meine Schwestern Häuser gekauft?")
+        ['schwest', 'haus', 'gekauft']
         >>> tokenize("東京タワー")
         ['東京', '京タ', 'タワ', 'ワー']
     """
+    words = _words(text)
+    language = language or _language(words)
+    skipped = STOP_WORDS if language == "english" else STOP_WORDS | FUNCTION_WORDS[language]
+    return _stemmed([word[:MAX_WORD] for word in words if word not in skipped], language)
+
+
+def language_of(text: str) -> str:
+    """Return the language as which `tokenize` reads a text: "english" if its function words do not tell.
+
+    Example:
+        >>> language_of("Où habite ma sœur ?"), language_of("Paris, Texas")
+        ('french', 'english')
+    """
+    return _language(_words(text))
+
+
+def _words(text: str) -> list[str]:
     text = text[:MAX_CHARACTERS]
     if text.isascii():
-        found = [*map(_bare, ASCII_TOKEN.findall(text.lower()))]
-    else:
-        found = [word for token in TOKEN.findall(_folded(text)) for word in _pieces(token)]
-    language = "english" if FOREIGN.isdisjoint(found) else _language(found)
-    skipped = STOP_WORDS if language == "english" else STOP_WORDS | FUNCTION_WORDS[language]
-    return _stemmed([word[:MAX_WORD] for word in found if word not in skipped], language)
+        return [*map(_bare, ASCII_TOKEN.findall(text.lower()))]
+    return [word for token in TOKEN.findall(_folded(text)) for word in _pieces(token)]
 
 
 def _language(words: list[str]) -> str:
     """Return the language with the most function words among these; English if it has as many."""
+    if FOREIGN.isdisjoint(words):
+        return "english"
     return max(FUNCTION_WORDS, key=lambda name: sum(map(FUNCTION_WORDS[name].__contains__, words)))
 
 
@@ -155,7 +175,8 @@ def _bare(token: str) -> str:
     word = token.replace("\u2019", "'").removesuffix("'s")
     if word[0].isdigit():
         return THOUSANDS.sub("", word)
-    return (word[2:] if word[1:2] == "'" and word[0] in ELIDED else word).replace("'", "")
+    first, _, rest = word.partition("'")
+    return (rest if rest and first in ELIDED else word).replace("'", "")
 
 
 def _pieces(token: str) -> list[str]:
