@@ -296,7 +296,9 @@ ABLATIONS: Mapping[str, Ablation] = {
     "names are no content words": Ablation(
         "neighbour", WORDS_ONLY, fault=[(ranking, "addressed_speakers", _names_kept)]
     ),
-    '"I" and "you" are speakers': Ablation("role", fault=[(speakers, "ME", NOBODY), (speakers, "YOU", NOBODY)]),
+    '"I" and "you" are speakers': Ablation(
+        "role", fault=[(speakers, "ME", dict.fromkeys(speakers.ME, NOBODY)), (speakers, "YOU", NOBODY)]
+    ),
     "neighbours at a distance of two": Ablation("session", fault=[(ranking, "neighbour_bonus", _next_only)]),
     "what others say is left out": Ablation(
         "session", fault=[(ranking, "_shown", lambda _, size, __: tuple(range(size)))]
