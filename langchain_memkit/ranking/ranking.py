@@ -197,7 +197,7 @@ def best_first(
         words = tokenize(question.text)
         asked, names = addressed_speakers(question.text, words, view.speakers)
         # A speaker's name selects whose messages count. It is no search word: people say others' names, not their own.
-        content = [word for word in words if word not in names]
+        content = [word for word in tokenize(question.text, known=index.postings) if word not in names]
         found = bm25_match(view, index.postings, content or words, asked)
         near, known = _similarity(index, view, question)
         trust = 1.0 if question.vector is None else index.vector_trust

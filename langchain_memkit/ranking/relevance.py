@@ -77,8 +77,8 @@ def relevance_to(
     language = language_of(question)
     own = OWN if language == "english" else ME[language]
     about = bool(YOU.search(question) or own.search(ADVICE.sub("", TEXT.sub("", question))))
-    # Nearness means nothing where the embedder does not read the language of the records.
-    usual = index.usual if index.vector_trust == 1 else None
+    # No scale where the embedder does not read the language of the records.
+    usual = None if near is not None and index.vector_trust < 1 else index.usual
     numbers = found.held
     if usual is None:
         most = MOST if len(index) >= FEW and not about else 0.0

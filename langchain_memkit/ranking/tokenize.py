@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Container
 from threading import local
 
 import Stemmer  # type: ignore[import-not-found]  # brings no stubs
@@ -99,7 +100,7 @@ ELIDED = frozenset([*"cdjlmnoqst", "qu", "jusqu", "un", "all", "dell", "nell", "
 _own = local()  # a stemmer is not thread-safe: each thread has its own
 
 
-def tokenize(text: str, language: str = "") -> list[str]:
+def tokenize(text: str, language: str = "", known: Container[str] | None = None) -> list[str]:
     """Tokenize a text for lexical ranking: return its stems in order, with repetitions.
 
     Words are lower-cased, accents are folded ("café" becomes "cafe"), English stop words and possessives are removed,
@@ -111,6 +112,8 @@ def tokenize(text: str, language: str = "") -> list[str]:
     Args:
         text: Any text.
         language: What it is read as, one of `FUNCTION_WORDS`; told from the text by default.
+        known: Stems of the records of a user of several languages: a word whose stem is not among them has its stem of
+            another language, if that is.
 
     Returns:
         The stems; an empty list for a text of stop words and punctuation.
@@ -125,8 +128,31 @@ def tokenize(text: str, language: str = "") -> list[str]:
     """
     words = _words(text)
     language = language or _language(words)
-    skipped = STOP_WORDS if language == "english" else STOP_WORDS | FUNCTION_WORDS[language]
-    return _stemmed([word[:MAX_WORD] for word in words if word not in skipped], language)
+    kept = _content(words, language)
+    stems = _stemmed(kept, language)
+    if known is not None and language != "english":  # English as ever: by chance other languages have its stems, too
+        for i, word in enumerate(kept):
+            others = (_stemmed([word], name)[0] for name in FUNCTION_WORDS if stems[i] not in known)
+            stems[i] = next((stem for stem in others if stem in known), stems[i])
+    return stems
+
+
+def tokenize_record(text: str) -> list[str]:
+    """Tokenize a text that is stored: as `tokenize`, and other languages' words with their English stems as well.
+
+    So a question in English finds a name, or a word, in a record of another language.
+
+    Example:
+        >>> tokenize_record("Wir haben Andreas getroffen.")
+        ['andreas', 'getroff', 'andrea', 'getroffen']
+    """
+    words = _words(text)
+    language = _language(words)
+    kept = _content(words, language)
+    stems = _stemmed(kept, language)
+    if language != "english":
+        stems += [stem for stem in dict.fromkeys(_stemmed(kept, "english")) if stem not in stems]
+    return stems
 
 
 def language_of(text: str) -> str:
@@ -144,6 +170,11 @@ def _words(text: str) -> list[str]:
     if text.isascii():
         return [*map(_bare, ASCII_TOKEN.findall(text.lower()))]
     return [word for token in TOKEN.findall(_folded(text)) for word in _pieces(token)]
+
+
+def _content(words: list[str], language: str) -> list[str]:
+    skipped = STOP_WORDS if language == "english" else STOP_WORDS | FUNCTION_WORDS[language]
+    return [word[:MAX_WORD] for word in words if word not in skipped]
 
 
 def _language(words: list[str]) -> str:
