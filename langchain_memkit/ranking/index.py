@@ -228,7 +228,8 @@ class Index:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
         if len(rows) >= ENOUGH:
-            alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
+            with np.errstate(invalid="ignore", divide="ignore"):  # all equal
+                alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
             self._trust = float(np.nan_to_num(np.clip((alike - BLIND) / (READS - BLIND), 0, 1), nan=1.0))
         usual = UsualSimilarity(float(found.mean()), float(found.std()))
         if usual.mean >= ALIKE or usual.deviation <= LEAST:

@@ -11,7 +11,7 @@ import Stemmer  # type: ignore[import-not-found]  # brings no stubs
 
 from langchain_memkit._unicode import few_marks
 
-STEMS_VERSION = 1  # stored with a record's words, so that a later version can tell which to stem again
+STEMS_VERSION = 2  # stored with a record's words, so that a later version can tell which to stem again
 MAX_CHARACTERS = 100_000  # characters of a text; the rest is ignored
 MAX_WORD = 64  # characters of a word; longer ones are keys or data, which their beginning tells apart
 

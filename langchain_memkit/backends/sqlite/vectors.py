@@ -36,7 +36,7 @@ from langchain_memkit.stores.vector_rows import (
 )
 from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore
 
-CELLS = "seq, facts, vector, text, metadata, digest, v"  # the columns of `IndexRow`, in order
+CELLS = "seq, facts, vector, text, metadata, digest, v, stems_version"  # the columns of `IndexRow`
 STORED = ", ".join(["seq", *DocumentRow._fields[1:]])
 TEXTS = STORED.replace(", vector", ", NULL")  # without the vector, which takes time to read
 Row: TypeAlias = Sequence[Any]
@@ -74,7 +74,9 @@ def cells_of(rows: Sequence[Row]) -> list[IndexRow]:
     except (TypeError, ValueError, RecursionError):
         facts = [parse_json(row[1]) for row in rows]
     return [
-        IndexRow(row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:])
+        IndexRow(
+            row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:7], None, row[7]
+        )
         for row, fact in zip(rows, facts, strict=True)
     ]
 
