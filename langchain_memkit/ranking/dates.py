@@ -62,7 +62,7 @@ FOREIGN_CALENDARS = {
 def _translations(table: str) -> dict[str, str]:
     months, days, numbers, others = table.strip().split("\n", 3)
     found = dict(zip(f"{months}{days}{numbers}".split(), [*NAMES, *DAYS, *NUMBERS[1:]], strict=True))
-    return found | dict(pair.split("=") for pair in others.split())  # type: ignore[misc]  # pairs
+    return found | dict(pair.split("=") for pair in others.split())
 
 
 TRANSLATIONS = {language: _translations(table) for language, table in FOREIGN_CALENDARS.items()}
@@ -109,7 +109,7 @@ RELATIVE = re.compile(
 
 
 # Fast path: no pattern above can match a text without one of these words or a year.
-HINTS = frozenset("today tonight yesterday night morning week weekend month year ago eve halloween valentine".split())
+HINTS = frozenset("today tonight yesterday night morning week weekend month year ago eve halloween valentine".split())  # noqa: SIM905  # a text
 ENGLISH = HINTS = HINTS | {*MONTHS, *DAYS, "christmas"}
 HINTS |= {word for table in TRANSLATIONS.values() for word, name in table.items() if name in HINTS and word != "a"}
 HINT = re.compile(r"[A-Za-z]+|(?:19|20)\d\d", re.ASCII)

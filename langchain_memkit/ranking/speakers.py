@@ -17,9 +17,10 @@ YOU = re.compile(
     rf"\b(?:did|have|had) you (?:\w+ )?(?:{SAY}|{SAID})\b|\byou(?:'ve|'d)? (?:(?:have|had|just|once) )?(?:{SAID})\b"
     r"|\byour (?:\w+ )?(?:answer|reply|suggestion|recommendation|advice|explanation|proposal)s?\b"
     r"|\b(?:hast|hattest) du\b.*\b(?:gesagt|geraten|empfohlen|vorgeschlagen|erkl\u00e4rt|geschrieben|genannt)\b"
-    r"|\btu m'(?:as|avais) (?:\w+ )?(?:dit|\u00e9crit|donn\u00e9|conseill\u00e9|recommand\u00e9|sugg\u00e9r\u00e9|propos\u00e9|expliqu\u00e9)"
+    r"|\btu m'(?:as|avais) (?:\w+ )?"
+    r"(?:dit|\u00e9crit|donn\u00e9|conseill\u00e9|recommand\u00e9|sugg\u00e9r\u00e9|propos\u00e9|expliqu\u00e9)"
     r"|\bme (?:dijiste|escribiste|diste|aconsejaste|recomendaste|sugeriste|propusiste|explicaste)\b"
-    "|\u4f60.{0,8}(?:\u8bf4|\u5efa\u8bae|\u63a8\u8350|\u544a\u8bc9|\u529d)",  # said, suggested, recommended, told, advised
+    "|\u4f60.{0,8}(?:\u8bf4|\u5efa\u8bae|\u63a8\u8350|\u544a\u8bc9|\u529d)",  # said, suggested, recommended, told
     re.IGNORECASE,
 )
 # First person, by language; Chinese and Japanese words are looked for in every text without another language.

@@ -29,56 +29,62 @@ STOP_WORDS = frozenset(ENGLISH.split())
 # Function words of other languages, without accents, by the name of their Snowball stemmer.
 OTHERS = {
     "german": """
-    aber alle allem allen aller alles als also am an auch auf aus bei beim bin bis bist da damit dann das dass dein
-    deine deinem deinen deiner dem den denn der des dich die dies diese diesem diesen dieser dieses dir doch du durch
-    ein eine einem einen einer eines er es etwas euch euer eure fur ganz gegen habe haben hat hatte hatten hattest hast
-    ich ihm ihn ihnen ihr ihre ihrem ihren ihrer im in ist ja jede jeder jedes jetzt kann kannst konnte man mehr mein
-    meine meinem meinen meiner mich mir mit mochte muss nach nein nicht nichts noch nun nur ob oder ohne schon sehr sein
-    seine seinem seinen seiner seit sich sie sind so soll uber um und uns unser unsere unserem unseren unter vom von
-    vor wann war waren warum was weil welche welchem welchen welcher welches wem wen wenn wer werde werden wessen wie
-    wieder will wir wird wirst wo woher wohin worden wurde wurden zu zum zur zwischen""",
+    aber alles als also am an auch auf aus bin bist dann das dass dein deine deinem deinen deiner dem den denn der
+    des dich die dies diese dir du ein eine einem einen einer er es fur habe haben hat hatte hatten hast ich ihm ihr
+    ihre ihrem ihren ihrer im in ist ja jetzt kann mehr mein meine meinem meinen meiner mich mir mit muss nach nein
+    nicht nichts noch nun ob schon sehr sein seine seinem seinen seiner seit sich sie sind so uber und uns unser
+    unsere unserem unseren vom von vor wann war waren warum was wenn wer werde werden wie wir wird wo wurde zu zum
+    zur""",
     "french": """
-    ai as au aux avais avait avec avez avions avoir avons c ca ce cela ces cet cette comme d dans de des donc du elle
-    elles en est et etait etais ete etes etre eu fait il ils j je jusqu l la le les leur leurs lui m ma mais me meme mes
-    moi mon n ne nos notre nous on ont ou par pas peu peut plus pour pourquoi qu quand que quel quelle quelles quels qui
-    quoi s sa sans se sera ses si son sont suis sur t ta te tes toi ton tres tu un une vos votre vous y""",
+    ai as au aux avais avait avec avez avions avoir avons c ca ce cela ces cet cette comme d dans de des donc du
+    elle elles en est et etait etais ete etes etre eu fait il ils j je jusqu l la le les leur leurs lui m ma mais me
+    meme mes moi mon n ne nos notre nous on ont ou par pas peu peut plus pour pourquoi qu quand que quel quelle
+    quelles quels qui quoi s sa sans se sera ses si son sont suis sur t ta te tes toi ton tres tu un une vos votre
+    vous y""",
     "spanish": """
-    a al algo alguna algunas alguno algunos ante antes aquel aquella aqui asi aun aunque como con contra cual cuales
-    cuando cuanta cuantas cuanto cuantos cuya cuyo de del desde donde dos e el ella ellas ellos en entre era eran eras
-    eres es esa esas ese eso esos esta estaba estan estar estas este esto estos estoy fue fueron ha habia han has hasta
-    hay he la las le les lo los mas me mi mia mio mis mucho muy nada ni no nos nosotros nuestra nuestro o os otra otro
-    para pero poco por porque que quien quienes se sea ser si sido sin sobre solo son soy su sus tambien te tengo ti
-    tiene tienen todo todos tu tus un una unas uno unos usted y ya yo""",
+    a al como con contra cual cuales cuando cuanta cuantas cuanto cuantos de del desde donde dos e el ella ellas
+    ellos en entre era eres es esa esta estaba estan estar este esto estos fue fueron ha habia han has hasta hay he
+    la las le les lo los mas me mi mia mio mis mucho muy no nos nosotros nuestra nuestro o para pero por porque que
+    quien quienes se ser son soy su sus tambien te tengo ti tiene tienen todo todos tu tus un una unas uno unos y ya
+    yo""",
     "italian": """
-    a ad agli ai al alla alle allo anche avere aveva c che chi ci come con contro cosa cui da dagli dai dal dalla dalle
-    d degli dei del della delle dello di dove e ed era erano essere fa gli ha hai hanno ho i il in io l la le lei li lo
-    loro lui ma mi mia mie miei mio molto ne negli nei nel nella nelle nello noi non nostra nostro o per perche piu
-    quale quali quando quanti quanto quella quelle quelli quello questa queste questi questo qui quindi se sei si sia
-    siamo sono sta stata stato su sua sue sugli sui sul sulla suo suoi te ti tra tu tua tue tuo tuoi tutti tutto un una
-    uno vi voi""",
+    a ad agli ai al alla alle allo anche c che chi come con da dai dalla d dei del della delle dello di dove e ed
+    era erano essere fa gli ha hai hanno ho i il in io l la le loro lui ma mi mia mie miei mio molto nel nella non
+    nostra nostro o per perche piu quale quali quando quanti quanto quella questa questo sei sia sono stato su sua
+    sue sul sulla suo tu tua tue tuo tuoi un una uno vi voi""",
     "portuguese": """
-    a ao aos aquela aquele as ate com como da das de dela dele deles depois do dos e ela elas ele eles em entre era essa
-    esse esta estao estava este eu foi foram ha isso isto ja la lhe mais mas me mesmo meu meus minha minhas muito na nao
-    nas nem no nos nossa nosso num numa o onde os ou para pela pelas pelo pelos por porque qual quais quando quanto
-    quantos que quem se sem ser seu seus so sou sua suas tambem te tem tenho ter teu tinha tua um uma umas uns voce
+    a ao aos as com como da das de do dos e ela elas ele eles em era essa esse esta estao estava este eu foi foram
+    ha isso ja lhe mais me meu meus minha minhas muito na nao nas no nos nossa nosso o onde os para pela pelo por
+    porque qual quais quando quanto quantos que se seu seus so sou tambem te tem tenho tinha um uma umas uns voce
     voces""",
     "dutch": """
-    aan al alles als altijd ben bent bij daar dan dat de der deze die dit doch doen door dus een en er ge geen had heb
-    hebben hebt heeft hem het hier hij hoe hun ik in is ja je jij jouw jullie kan kon kun kunnen maar me meer men met
-    mij mijn moet na naar niet niets nog nu of om omdat ons onze ook op over te tegen toch toen tot u uit uw van veel
-    voor waar waarom wanneer want waren was wat we welk welke werd wie wij wil worden wordt zal ze zei zelf zich zij
-    zijn zo zonder zou""",
+    aan al bent bij daar dan dat de der deze die een en er geen had heb hebben hebt heeft het hier hij hoe hun ik in
+    is ja je jij jouw jullie kan kon maar me met mij mijn na naar niet nog of ons onze ook op over te u van veel
+    voor waar waarom wanneer waren was wat we welk wie wij zich zij zijn zo zonder""",
 }
 FUNCTION_WORDS = {"english": STOP_WORDS} | {name: frozenset(words.split()) for name, words in OTHERS.items()}
 # Function words of other languages that English texts hold as words or names ("Los Angeles", "they met", "plus").
 SHARED = """
-    ad al ante as ate ben bin bit c com come con contra d da dal dan das de del dem den der des di die dies do doe door dos dove
-    du dus e ed el em en entre er era es est et fur ha had hat hay he hem ho hoe hun i il in is j ja je kan l la las le les li lo los
-    m ma man mas me men mes met mi mia mine most n na ne nee no non nos nun o of on ons op os ou over par para per
-    plus por pour s sa san sans se sea sei ser si sin so solo son sole sta sue sur t ta te ten ti ton tot tu u um un uns uno
-    van via von want war was we y ya yo zo
+    ad al ante as ate ben bin bit c com come con contra d da dal dan das de del dem den der des di die dies do doe
+    door dos dove du dus e ed el em en entre er era es est et fur ha had hat hay he hem ho hoe hun i il in is j ja
+    je kan l la las le les li lo los m ma man mas me men mes met mi mia mine most n na ne nee no non nos nun o of on
+    ons op os ou over par para per plus por pour s sa san sans se sea sei ser si sin so solo son sole sta sue sur t
+    ta te ten ti ton tot tu u um un uns uno van via von want war was we y ya yo zo
 """
 FOREIGN = frozenset().union(*FUNCTION_WORDS.values()).difference(STOP_WORDS, SHARED.split())
+
+# Irregular English forms, each group ending in the stem that stands for all of it. Not those of verbs
+# that tell little ("said", "took"): they cost recall.
+GROUPS = """
+    went=gone=go bought=buy children=child taught=teach brought=bring caught=catch found=find felt=feel
+    knew=known=know left=leav lost=lose met=meet paid=pay ran=run saw=seen=see sold=sell sent=send slept=sleep
+    spent=spend stood=stand swam=swum=swim woke=woken=wake wore=worn=wear won=win ate=eaten=eat began=begun=begin
+    broke=broken=break built=build chose=chosen=choos drank=drunk=drink drove=driven=drive fell=fallen=fall
+    flew=flown=fli forgot=forgotten=forget grew=grown=grow heard=hear held=hold kept=keep lent=lend rode=ridden=ride
+    rose=rise sang=sung=sing sat=sit stole=stolen=steal threw=thrown=throw understood=understand men=man women=woman
+    feet=foot teeth=tooth mice=mous
+"""
+IRREGULAR = {form: group.split("=")[-1] for group in GROUPS.split() for form in group.split("=")}
 
 # Scripts written without spaces, and Korean, whose endings are attached to the word: tokenized as character bigrams.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
@@ -96,7 +102,7 @@ ACCENTS = re.compile(
 
 THOUSANDS = re.compile(r",(?=\d{3}\b)")
 # "l'eau", "d'accord", "O'Neill", "dell'arte"; not "I'm"
-ELIDED = frozenset([*"cdjlmnoqst", "qu", "jusqu", "un", "all", "dell", "nell", "dall", "sull", "quest", "quell"])
+ELIDED = frozenset("c d j l m n o q s t qu jusqu un all dell nell dall sull quest quell".split())  # noqa: SIM905  # a text
 _own = local()  # a stemmer is not thread-safe: each thread has its own
 
 
@@ -191,7 +197,7 @@ def _stemmed(words: list[str], language: str) -> list[str]:
         stemmer = Stemmer.Stemmer(language)
         setattr(_own, language, stemmer)
     found: list[str] = stemmer.stemWords(words)
-    return found
+    return [IRREGULAR.get(stem, stem) for stem in found] if language == "english" else found
 
 
 def _folded(text: str) -> str:

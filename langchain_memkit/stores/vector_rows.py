@@ -45,8 +45,8 @@ class IndexRow(NamedTuple):
     metadata: object
     digest: Any
     v: object
-    step: int | None = None  # by how much this record's write changed the user's version, where the backend needs it
     stems_version: Any = STEMS_VERSION  # of the tokenizer that made the words of `said`; older ones are made anew
+    step: int | None = None  # by how much this record's write changed the user's version, where the backend needs it
 
 
 class DocumentRow(NamedTuple):

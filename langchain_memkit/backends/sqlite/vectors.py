@@ -74,9 +74,7 @@ def cells_of(rows: Sequence[Row]) -> list[IndexRow]:
     except (TypeError, ValueError, RecursionError):
         facts = [parse_json(row[1]) for row in rows]
     return [
-        IndexRow(
-            row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:7], None, row[7]
-        )
+        IndexRow(row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:])
         for row, fact in zip(rows, facts, strict=True)
     ]
 
