@@ -227,6 +227,7 @@ CHARS_PER_TOKEN = 4
 # Chinese, Japanese and Korean: about three quarters of a token a character, so each counts as three characters.
 DENSE = re.compile("[\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]+")
 DENSE_CHARS = 3
+FEW_BYTES = 17 / 16  # of UTF-8 for each character; a text with fewer has them in 3% of its places at most
 PLAIN_ROLES = {HumanMessage: len("user"), AIMessage: len("assistant"), ToolMessage: len("tool")}
 
 
@@ -265,8 +266,9 @@ def approximate_tokens(messages: Sequence[BaseMessage]) -> int:
 
 
 def _size(text: str) -> int:
-    """Return the length of a text, in which a character of Chinese, Japanese or Korean is three."""
-    if text.isascii():
+    """Return the length of a text, in which a character of Chinese, Japanese or Korean is three if there are many."""
+    # Encoding is much faster than a search, and shows that texts of Latin letters hold hardly any of these characters.
+    if text.isascii() or len(text.encode("utf-8", "surrogatepass")) < FEW_BYTES * len(text):
         return len(text)
     return len(text) + (DENSE_CHARS - 1) * sum(map(len, DENSE.findall(text)))
 

@@ -41,21 +41,21 @@ FOREIGN_CALENDARS = {
     im=in seit=since am=on heute=today gestern=yesterday vor=ago einem=a einer=a tagen=day woche=week wochen=week
     wochenende=weekend monat=month monaten=month jahr=year jahren=year letzte=last letzten=last letzter=last
     letztes=last diese=this dieser=this diesen=this dieses=this anfang=early ende=late mitte=mid zwischen=between
-    und=and bis=until erste=first ersten=first""",
+    und=and bis=until""",
     "french": """
     janvier fevrier mars avril mai juin juillet aout septembre octobre novembre decembre
     lundi mardi mercredi jeudi vendredi samedi dimanche
     deux trois quatre cinq six sept huit neuf dix
     en=in depuis=since hier=yesterday aujourd=today a=ago un=a une=a jour=day jours=day semaine=week semaines=week
     mois=month an=year ans=year annee=year dernier=last derniere=last ce=this cet=this cette=this debut=early fin=late
-    mi=mid entre=between et=and de=of premiere=first""",
+    mi=mid entre=between et=and de=of""",
     "spanish": """
     enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre
     lunes martes miercoles jueves viernes sabado domingo
     dos tres cuatro cinco seis siete ocho nueve diez
     en=in desde=since el=on hoy=today ayer=yesterday hace=ago un=a una=a dia=day dias=day semana=week semanas=week
     mes=month meses=month ano=year anos=year pasado=last pasada=last este=this esta=this principios=early finales=late
-    mediados=mid entre=between y=and de=of del=of primera=first""",
+    mediados=mid entre=between y=and de=of del=of""",
 }
 
 
@@ -68,11 +68,6 @@ def _translations(table: str) -> dict[str, str]:
 TRANSLATIONS = {language: _translations(table) for language, table in FOREIGN_CALENDARS.items()}
 WORD = re.compile(r"[a-z]+", re.IGNORECASE | re.ASCII)
 UNIT = "day|week|weekend|month|year"
-HOLIDAYS = {
-    "new year's eve": "31 december", "new year's day": "1 january", "christmas eve": "24 december",
-    "christmas day": "25 december", "halloween": "31 october", "valentine's day": "14 february",
-}  # fmt: skip
-HOLIDAY = re.compile("|".join(HOLIDAYS), re.IGNORECASE)
 SLASHED = re.compile(r"\b([0-3]?\d)([/.])([0-3]?\d)[/.]((?:19|20)\d\d)\b", re.ASCII)
 
 NAMED = "|".join(sorted(MONTHS, key=len, reverse=True))
@@ -80,7 +75,6 @@ MONTH = rf"(?P<month>{NAMED})\b\.?"
 YEAR = r"(?P<year>(?:19|20)\d\d)\b"
 DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th|er|\.)?"
 OF_YEAR = rf"(?:(?:,| of)? {YEAR})?"
-WEEKS = ("first", "second", "third", "fourth", "last")
 PARTS = {"early": (1, 10), "mid": (11, 20), "late": (21, 31), "beginning": (1, 10), "middle": (11, 20), "end": (21, 31)}
 MONTH_ALONE = rf"\b(?:in|during|since|until|last|of) {MONTH}"  # else it may be no month: "may", "march"
 ABSOLUTE = [
@@ -88,10 +82,7 @@ ABSOLUTE = [
     for pattern in (
         rf"\b{YEAR}-(?P<number>[01]\d)(?:-(?P<day>[0-3]\d))?\b",
         rf"\b(?:between|from) (?P<begin>{NAMED}) (?:and|to|until) {MONTH}{OF_YEAR}",
-        rf"\b(?P<week>{'|'.join(WEEKS)}) week (?:of|in) {MONTH}{OF_YEAR}",
-        rf"\b(?P<week>{'|'.join(WEEKS)}) week (?:of|in) {YEAR}",
         rf"\b(?P<part>{'|'.join(PARTS)})(?: of)?(?: |-){MONTH}{OF_YEAR}",
-        rf"\b(?P<before>before) {MONTH}(?:,| of)? {YEAR}",
         rf"\b{DAY}(?: of)? {MONTH}{OF_YEAR}",
         rf"\b{MONTH} {DAY}\b(?:,? {YEAR})?",
         rf"\b{MONTH}(?:,| of)? {YEAR}",
@@ -109,9 +100,11 @@ RELATIVE = re.compile(
 
 
 # Fast path: no pattern above can match a text without one of these words or a year.
-HINTS = frozenset("today tonight yesterday night morning week weekend month year ago eve halloween valentine".split())  # noqa: SIM905  # a text
-ENGLISH = HINTS = HINTS | {*MONTHS, *DAYS, "christmas"}
+HINTS = frozenset("today tonight yesterday night morning week weekend month year ago".split())  # noqa: SIM905  # a text
+ENGLISH = HINTS = HINTS | {*MONTHS, *DAYS}
 HINTS |= {word for table in TRANSLATIONS.values() for word, name in table.items() if name in HINTS and word != "a"}
+KNOWN = {"english": STOP_WORDS | ENGLISH}
+KNOWN |= {language: FUNCTION_WORDS[language].union(table) for language, table in TRANSLATIONS.items()}
 HINT = re.compile(r"[A-Za-z]+|(?:19|20)\d\d", re.ASCII)
 
 
@@ -152,7 +145,7 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
         text = ACCENTS.sub("", unicodedata.normalize("NFD", text)).replace("\u2019", "'")
     if not any(word.lower() in HINTS or word[0] in "12" for word in HINT.findall(text)):
         return []
-    text = HOLIDAY.sub(lambda match: HOLIDAYS[match[0].lower()], _in_english(text))
+    text = _in_english(text)
     found: list[DateRange] = []
     for pattern in ABSOLUTE:
         for match in reversed([*pattern.finditer(text)]):
@@ -182,9 +175,7 @@ def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
 def _in_english(text: str) -> str:
     """Translate the calendar words of a text in another language, and 3/5/2023 to 2023-03-05."""
     words = WORD.findall(text.lower())
-    known = {"english": STOP_WORDS | ENGLISH}
-    known |= {language: FUNCTION_WORDS[language].union(table) for language, table in TRANSLATIONS.items()}
-    language = max(known, key=lambda name: sum(map(known[name].__contains__, words)))
+    language = max(KNOWN, key=lambda name: sum(map(KNOWN[name].__contains__, words)))
     table = TRANSLATIONS.get(language)
     if table:
         text = WORD.sub(lambda match: table.get(match[0].lower(), match[0]), text)
@@ -212,15 +203,9 @@ def _absolute(named: Mapping[str, str | None]) -> DateRange | None:
         first = last = date(year, month, day)
     elif "begin" in get:
         first = date(year, MONTHS[get["begin"]], 1)
-    elif "week" in get:
-        number = WEEKS.index(get["week"])
-        first = last - timedelta(6) if number == 4 else first + timedelta(7 * number)
-        last = first + timedelta(6)
     elif "part" in get:
         begin, end = PARTS[get["part"]]
         first, last = first.replace(day=begin), last.replace(day=min(end, last.day))
-    elif "before" in get:
-        first, last = date(1, 1, 1), first - timedelta(1)
     return DateRange(first, last, yearly="year" not in get) if first <= last else None
 
 

@@ -76,7 +76,7 @@ FOREIGN = frozenset().union(*FUNCTION_WORDS.values()).difference(STOP_WORDS, SHA
 # Irregular English forms, each group ending in the stem that stands for all of it. Not those of verbs
 # that tell little ("said", "took"): they cost recall.
 GROUPS = """
-    went=gone=go bought=buy children=child taught=teach brought=bring caught=catch found=find felt=feel
+    went=gone=goe=go bought=buy children=child taught=teach brought=bring caught=catch found=find felt=feel
     knew=known=know left=leav lost=lose met=meet paid=pay ran=run saw=seen=see sold=sell sent=send slept=sleep
     spent=spend stood=stand swam=swum=swim woke=woken=wake wore=worn=wear won=win ate=eaten=eat began=begun=begin
     broke=broken=break built=build chose=chosen=choos drank=drunk=drink drove=driven=drive fell=fallen=fall
@@ -85,6 +85,7 @@ GROUPS = """
     feet=foot teeth=tooth mice=mous
 """
 IRREGULAR = {form: group.split("=")[-1] for group in GROUPS.split() for form in group.split("=")}
+FORMS = frozenset(IRREGULAR).difference(IRREGULAR.values())
 
 # Scripts written without spaces, and Korean, whose endings are attached to the word: tokenized as character bigrams.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
@@ -197,7 +198,9 @@ def _stemmed(words: list[str], language: str) -> list[str]:
         stemmer = Stemmer.Stemmer(language)
         setattr(_own, language, stemmer)
     found: list[str] = stemmer.stemWords(words)
-    return [IRREGULAR.get(stem, stem) for stem in found] if language == "english" else found
+    if language != "english" or FORMS.isdisjoint(found):
+        return found
+    return [IRREGULAR.get(stem, stem) for stem in found]
 
 
 def _folded(text: str) -> str:
