@@ -24,6 +24,7 @@ from benchmarks.common import TEXTS
 from langchain_memkit.messages.tokens import OpenAITokenCounter
 
 RECALL_SET = TEXTS / "recall.json"
+LANGUAGES = TEXTS / "languages.json"
 ADVERSARIAL = 5  # LoCoMo's questions that the conversation does not answer: nothing there is to be found
 SESSION = re.compile(r"session_(\d+)")
 TURN_ID = re.compile(r"D:?(\d+):0*(\d+)")
@@ -133,6 +134,15 @@ class RecallSet:
 def recall_set() -> RecallSet:
     """The recall set, from its file."""
     read = json.loads(RECALL_SET.read_text(encoding="utf-8"))
+    return RecallSet(_written(read), tuple(read["prompts"]["everyday"]), tuple(read["prompts"]["small talk"]))
+
+
+def language_slices() -> tuple[Dialogue, ...]:
+    """A conversation in German, Spanish and Chinese each, with 40 questions; written by hand, as the recall set."""
+    return _written(json.loads(LANGUAGES.read_text(encoding="utf-8")))
+
+
+def _written(read: Mapping[str, Any]) -> tuple[Dialogue, ...]:
     dialogues = []
     for entry in read["conversations"]:
         turns = tuple(
@@ -145,7 +155,7 @@ def recall_set() -> RecallSet:
         )
         without = (tuple(entry[name]) for name in ("unanswerable", "near misses"))
         dialogues.append(Dialogue(entry["name"], entry["user"], turns, questions, *without))
-    return RecallSet(tuple(dialogues), tuple(read["prompts"]["everyday"]), tuple(read["prompts"]["small talk"]))
+    return tuple(dialogues)
 
 
 # -- what a search found

@@ -1,9 +1,9 @@
 """Token counters: how far the default is from the truth, and what a count costs: `make bench`.
 
-Method. Three conversations written for this purpose, each of at least 600 words (Chinese: 1,000 characters) in plain
-messages, and Python source of the standard library, a message a module. The truth is what `o200k_base` says, the
-encoding of OpenAI's models since gpt-4o, frames of messages included on both sides. The error is signed: below zero the
-default says too few, and a context that it holds to be full is over the limit.
+Method. Five conversations written for this purpose, each of at least 600 words (Chinese: 1,000 characters, Japanese and
+Korean: 800) in plain messages, and Python source of the standard library, a message a module. The truth is what
+`o200k_base` says, the encoding of OpenAI's models since gpt-4o, frames of messages included on both sides. The error is
+signed: below zero the default says too few, and a context that it holds to be full is over the limit.
 
 Times: single messages, as a trimming turn counts them, every counter in turns within one run, beside langchain-core's
 `count_tokens_approximately`. The vocabulary is loaded before, and its loading is given apart, from a new process. The
@@ -27,7 +27,7 @@ from benchmarks.common import TEXTS, Case, alternate, arguments, environment, fi
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.messages.tokens import OpenAITokenCounter, approximate_tokens
 
-LANGUAGES = ("english", "german", "chinese")
+LANGUAGES = ("english", "german", "chinese", "japanese", "korean")
 MODULES = ("argparse", "contextlib", "dataclasses", "heapq", "json.decoder", "pathlib", "statistics", "textwrap")
 RUNS, QUICK_RUNS = 101, 5
 LOADING = """

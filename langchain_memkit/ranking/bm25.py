@@ -72,6 +72,10 @@ class Postings:
         """Return the number of distinct words."""
         return len(self._messages)
 
+    def __contains__(self, stem: object) -> bool:
+        """Return whether any message has had this word."""
+        return stem in self._messages
+
     def add(self, slot: int, said: Sequence[Utterance]) -> None:
         """Add the messages of a record."""
         known = self._messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from langchain_memkit.ranking.tokenize import ACCENTS, FUNCTION_WORDS, STOP_WORDS
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -29,17 +32,60 @@ one two three four five six seven eight nine ten
 NAMES, DAYS, NUMBERS = (line.split() for line in CALENDAR.split("\n") if line)
 MONTHS = {name: i for i, name in enumerate(NAMES, 1)} | {name[:3]: i for i, name in enumerate(NAMES, 1)} | {"sept": 9}
 
-MONTH = rf"(?P<month>{'|'.join(sorted(MONTHS, key=len, reverse=True))})\b\.?"
+# Months, days of the week and numbers from two as in CALENDAR, then other words with their English ones; no accents.
+FOREIGN_CALENDARS = {
+    "german": """
+    januar februar marz april mai juni juli august september oktober november dezember
+    montag dienstag mittwoch donnerstag freitag samstag sonntag
+    zwei drei vier funf sechs sieben acht neun zehn
+    im=in seit=since am=on heute=today gestern=yesterday vor=ago einem=a einer=a tagen=day woche=week wochen=week
+    wochenende=weekend monat=month monaten=month jahr=year jahren=year letzte=last letzten=last letzter=last
+    letztes=last diese=this dieser=this diesen=this dieses=this anfang=early ende=late mitte=mid zwischen=between
+    und=and bis=until""",
+    "french": """
+    janvier fevrier mars avril mai juin juillet aout septembre octobre novembre decembre
+    lundi mardi mercredi jeudi vendredi samedi dimanche
+    deux trois quatre cinq six sept huit neuf dix
+    en=in depuis=since hier=yesterday aujourd=today a=ago un=a une=a jour=day jours=day semaine=week semaines=week
+    mois=month an=year ans=year annee=year dernier=last derniere=last ce=this cet=this cette=this debut=early fin=late
+    mi=mid entre=between et=and de=of""",
+    "spanish": """
+    enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre
+    lunes martes miercoles jueves viernes sabado domingo
+    dos tres cuatro cinco seis siete ocho nueve diez
+    en=in desde=since el=on hoy=today ayer=yesterday hace=ago un=a una=a dia=day dias=day semana=week semanas=week
+    mes=month meses=month ano=year anos=year pasado=last pasada=last este=this esta=this principios=early finales=late
+    mediados=mid entre=between y=and de=of del=of""",
+}
+
+
+def _translations(table: str) -> dict[str, str]:
+    months, days, numbers, others = table.strip().split("\n", 3)
+    found = dict(zip(f"{months}{days}{numbers}".split(), [*NAMES, *DAYS, *NUMBERS[1:]], strict=True))
+    return found | dict(pair.split("=") for pair in others.split())
+
+
+TRANSLATIONS = {language: _translations(table) for language, table in FOREIGN_CALENDARS.items()}
+WORD = re.compile(r"[a-z]+", re.IGNORECASE | re.ASCII)
+UNIT = "day|week|weekend|month|year"
+SLASHED = re.compile(r"\b([0-3]?\d)([/.])([0-3]?\d)[/.]((?:19|20)\d\d)\b", re.ASCII)
+
+NAMED = "|".join(sorted(MONTHS, key=len, reverse=True))
+MONTH = rf"(?P<month>{NAMED})\b\.?"
 YEAR = r"(?P<year>(?:19|20)\d\d)\b"
-DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
-MONTH_ALONE = rf"\b(?:in|during|since|until|last|mid|of) {MONTH}"  # else it may be no month: "may", "march"
+DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th|er|\.)?"
+OF_YEAR = rf"(?:(?:,| of)? {YEAR})?"
+PARTS = {"early": (1, 10), "mid": (11, 20), "late": (21, 31), "beginning": (1, 10), "middle": (11, 20), "end": (21, 31)}
+MONTH_ALONE = rf"\b(?:in|during|since|until|last|of) {MONTH}"  # else it may be no month: "may", "march"
 ABSOLUTE = [
     re.compile(pattern, re.IGNORECASE | re.ASCII)
     for pattern in (
         rf"\b{YEAR}-(?P<number>[01]\d)(?:-(?P<day>[0-3]\d))?\b",
-        rf"\b{DAY}(?: of)? {MONTH}(?:,? {YEAR})?",
+        rf"\b(?:between|from) (?P<begin>{NAMED}) (?:and|to|until) {MONTH}{OF_YEAR}",
+        rf"\b(?P<part>{'|'.join(PARTS)})(?: of)?(?: |-){MONTH}{OF_YEAR}",
+        rf"\b{DAY}(?: of)? {MONTH}{OF_YEAR}",
         rf"\b{MONTH} {DAY}\b(?:,? {YEAR})?",
-        rf"\b{MONTH},? {YEAR}",
+        rf"\b{MONTH}(?:,| of)? {YEAR}",
         MONTH_ALONE,
         rf"\b(?:in|during|since|of|year|spring|summer|autumn|fall|winter) {YEAR}",
     )
@@ -48,13 +94,17 @@ RELATIVE = re.compile(
     r"\b(?:(?P<near>today|tonight|yesterday|last night|this morning)"
     r"|(?P<which>last|this) (?P<unit>week|weekend|month|year)"
     rf"|(?:last|on|this) (?P<weekday>{'|'.join(DAYS)})"
-    rf"|(?P<many>\d{{1,3}}|an?|{'|'.join(NUMBERS)}) (?P<units>day|week|month|year)s? ago)\b",
+    rf"|(?P<many>\d{{1,3}}|an?|{'|'.join(NUMBERS)}) (?P<units>{UNIT})s? ago)\b",
     re.IGNORECASE | re.ASCII,
 )
 
 
 # Fast path: no pattern above can match a text without one of these words or a year.
-HINTS = frozenset([*MONTHS, *DAYS, *"today tonight yesterday night morning week weekend month year ago".split()])  # noqa: SIM905  # a text
+HINTS = frozenset("today tonight yesterday night morning week weekend month year ago".split())  # noqa: SIM905  # a text
+ENGLISH = HINTS = HINTS | {*MONTHS, *DAYS}
+HINTS |= {word for table in TRANSLATIONS.values() for word, name in table.items() if name in HINTS and word != "a"}
+KNOWN = {"english": STOP_WORDS | ENGLISH}
+KNOWN |= {language: FUNCTION_WORDS[language].union(table) for language, table in TRANSLATIONS.items()}
 HINT = re.compile(r"[A-Za-z]+|(?:19|20)\d\d", re.ASCII)
 
 
@@ -70,7 +120,9 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
     """Parse the date ranges that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "last week".
 
     A month or day without a year means that of every year. If a text names an absolute date, relative ones ("last
-    week") are ignored, since they may be relative to that date. English only.
+    week") are ignored, since they may be relative to that date. English, German ("im März 2024", "letzte Woche"),
+    French ("le 3 mai", "hier") and Spanish ("en abril", "la semana pasada"). 3/5/2023 is 5 March in an English text,
+    3 May in others; 3.5.2023 and 25/5/2023 begin with the day in each.
 
     Args:
         text: A question; its first 2,000 characters are read.
@@ -89,8 +141,11 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
         []
     """
     text = text[:READ]
+    if not text.isascii():
+        text = ACCENTS.sub("", unicodedata.normalize("NFD", text)).replace("\u2019", "'")
     if not any(word.lower() in HINTS or word[0] in "12" for word in HINT.findall(text)):
         return []
+    text = _in_english(text)
     found: list[DateRange] = []
     for pattern in ABSOLUTE:
         for match in reversed([*pattern.finditer(text)]):
@@ -117,17 +172,41 @@ def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
     return close
 
 
+def _in_english(text: str) -> str:
+    """Translate the calendar words of a text in another language, and 3/5/2023 to 2023-03-05."""
+    words = WORD.findall(text.lower())
+    language = max(KNOWN, key=lambda name: sum(map(KNOWN[name].__contains__, words)))
+    table = TRANSLATIONS.get(language)
+    if table:
+        text = WORD.sub(lambda match: table.get(match[0].lower(), match[0]), text)
+        text = re.sub("fin of week|week-end", "weekend", text)
+        text = re.sub(rf"\b({UNIT}|{'|'.join(DAYS)}) last\b", r"last \1", text)
+        text = re.sub(rf"\bago (\w+) ({UNIT})\b", r"\1 \2 ago", text)
+
+    def iso(match: re.Match[str]) -> str:
+        first, sign, second, year = match.groups()
+        day, month = (first, second) if table or sign == "." or int(first) > 12 else (second, first)
+        return f"{year}-{month:0>2}-{day:0>2}"
+
+    return SLASHED.sub(iso, text)
+
+
 def _absolute(named: Mapping[str, str | None]) -> DateRange | None:
     """Build the range of a matched date; None for a date that does not exist."""
-    month, number, day = named.get("month"), named.get("number"), named.get("day")
-    year = int(named.get("year") or LEAP)
-    in_year = MONTHS[month.lower()] if month else int(number or 0)
-    if not in_year:
-        return DateRange(date(year, 1, 1), date(year, 12, 31))
-    if not 1 <= in_year <= 12 or not 1 <= int(day or 1) <= monthrange(year, in_year)[1]:
+    get = {name: value.lower() for name, value in named.items() if value}
+    year, day = int(get.get("year", LEAP)), int(get.get("day", 0))
+    month = MONTHS[get["month"]] if "month" in get else int(get.get("number", 0))
+    first, last = _month(year, month) if 1 <= month <= 12 else (date(year, 1, 1), date(year, 12, 31))
+    if (month == 0 and "number" in get) or month > 12 or day > last.day or get.get("day") in ("0", "00"):
         return None
-    first, last = _month(year, in_year)
-    return DateRange(*((date(year, in_year, int(day)),) * 2 if day else (first, last)), yearly=not named.get("year"))
+    if day:
+        first = last = date(year, month, day)
+    elif "begin" in get:
+        first = date(year, MONTHS[get["begin"]], 1)
+    elif "part" in get:
+        begin, end = PARTS[get["part"]]
+        first, last = first.replace(day=begin), last.replace(day=min(end, last.day))
+    return DateRange(first, last, yearly="year" not in get) if first <= last else None
 
 
 def _relative(named: Mapping[str, str | None], today: date) -> DateRange:

@@ -35,6 +35,9 @@ SAMPLE = 256  # records compared with each other to estimate that
 GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
 ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
 LEAST = 0.01  # standard deviation below which it is useless
+ENOUGH = 64  # records with vectors; fewer do not tell whether the embedder reads their language
+# Correlation of cosine and shared words up to which the vectors count nothing, and from which they count in full.
+BLIND, READS = 0.18, 0.25
 NEARLY = 1e-6  # tolerance for the squared length of a vector that counts as normalized
 
 
@@ -71,6 +74,7 @@ class Index:
         self.dims: int | None = None
         self._view: IndexSnapshot | None = None
         self._seen: tuple[int, UsualSimilarity | None] | None = None
+        self._trust = 1.0
         self._begin()
 
     def __len__(self) -> int:
@@ -212,7 +216,7 @@ class Index:
         seen = self._seen
         if seen is not None and seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
             return seen[1]
-        self._seen = (self.count, None)
+        self._seen, self._trust = (self.count, None), 1.0
         view, rows = self.view, np.flatnonzero(self.embedded)
         if len(rows) < FEW:
             return None
@@ -223,11 +227,37 @@ class Index:
         if np.count_nonzero(apart) < FEW:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
+        if len(rows) >= ENOUGH:
+            with np.errstate(invalid="ignore", divide="ignore"):  # all equal
+                alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
+            self._trust = float(np.nan_to_num(np.clip((alike - BLIND) / (READS - BLIND), 0, 1), nan=1.0))
         usual = UsualSimilarity(float(found.mean()), float(found.std()))
         if usual.mean >= ALIKE or usual.deviation <= LEAST:
             return None
         self._seen = (self.count, usual)
         return usual
+
+    @property
+    def vector_trust(self) -> float:
+        """Factor from 0 to 1 of the vectors' weight: whether the embedder reads the language of the user's texts.
+
+        Where it does, texts that share words are more similar than others. 1 for fewer than 64 records with vectors.
+        Estimated with `usual`.
+        """
+        _ = self.usual
+        return self._trust
+
+    def _shared_words(self, rows: npt.NDArray[np.int64]) -> Floats:
+        """Return the share of words that each two of some records have in common."""
+        numbers: dict[str, int] = {}
+        words = [{stem for part in self.view.entries[row].said for stem in part.stems} for row in rows]
+        cells = [(i, numbers.setdefault(word, len(numbers))) for i, some in enumerate(words) for word in some]
+        table = np.zeros((len(rows), len(numbers)), np.float32)
+        if cells:
+            table[tuple(np.array(cells).T)] = 1
+        sizes = np.maximum(table.sum(axis=1), 1)
+        shared: Floats = table @ table.T / np.sqrt(sizes[:, None] * sizes)
+        return shared
 
     def _begin(self) -> None:
         self.count = 0

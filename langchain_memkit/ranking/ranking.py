@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -202,10 +202,11 @@ def best_first(
         words = tokenize(question.text)
         asked, names = addressed_speakers(question.text, words, view.speakers)
         # A speaker's name selects whose messages count. It is no search word: people say others' names, not their own.
-        content = [word for word in words if word not in names]
+        content = [word for word in tokenize(question.text, known=index.postings) if word not in names]
         found = bm25_match(view, index.postings, content or words, asked)
         near, known = _similarity(index, view, question)
-        parts = _parts(view, question, ranking, found, near, known)
+        trust = 1.0 if question.vector is None else index.vector_trust
+        parts = _parts(view, question, replace(ranking, relevance=trust * ranking.relevance), found, near, known)
         scores = parts.sum(axis=0)
         # With similarities, candidates are the records that have one or share a word; without, all records.
         likely = known | (found.share > 0) if question.vector is not None or question.similar is not None else ~known

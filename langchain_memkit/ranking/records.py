@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 
-from langchain_memkit.ranking.tokenize import tokenize as stems_of
+from langchain_memkit.ranking.tokenize import tokenize_record
 
 
 class Utterance(NamedTuple):
@@ -93,7 +93,7 @@ def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None
         raise ValueError(msg)
     known, text = document.metadata, document.page_content
     spans = known.get("said") or [["", "", 0, len(text)]]
-    words = stems if stems is not None else [stems_of(text[start:end]) for _, _, start, end in spans]
+    words = stems if stems is not None else [tokenize_record(text[start:end]) for _, _, start, end in spans]
     return IndexRecord(
         id=document.id,
         session=known.get("session_id") or "",

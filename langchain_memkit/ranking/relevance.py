@@ -10,8 +10,8 @@ import numpy as np
 from langchain_memkit.ranking.bm25 import BM25Matches, Doubles
 from langchain_memkit.ranking.dates import CALENDAR, MONTHS, date_proximity, parse_date_ranges
 from langchain_memkit.ranking.index import FEW, Index
-from langchain_memkit.ranking.speakers import YOU, AddressedSpeakers
-from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.ranking.speakers import ME, YOU, AddressedSpeakers
+from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 FLOOR = 1.0  # what floor="auto" means
 NEARNESS, USUAL = 0.8, 0.5  # points per standard deviation of the cosine; deviations above the mean that score 0
@@ -24,7 +24,7 @@ SPEAKER, ONESELF, ACQUAINTANCE, STRANGER, TASK, DAY = 2.0, 0.8, 1.0, -1.5, -1.5,
 READ = 2000  # characters of a question that are read
 SECONDS = 86_400  # seconds of a day
 
-OWN = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us|i'm|i've|i'd)\b", re.IGNORECASE)
+OWN = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us|i'm|i've|i'd)\b|[\u6211\u79c1\u50d5\u4ffa]", re.IGNORECASE)
 # Phrases with "I", "me" or "we" that are not about the user: "How do I tie a tie?", "Give me a riddle".
 ADVICE = re.compile(
     r"\bhow (?:do|can|could|should|would|to) (?:i|we)\b|\b(?:how long|what|where) (?:can|could|should) (?:i|we)\b"
@@ -74,8 +74,11 @@ def relevance_to(
     is not known.
     """
     question = question[:READ].replace("\u2019", "'")
-    about = bool(YOU.search(question) or OWN.search(ADVICE.sub("", TEXT.sub("", question))))
-    usual = index.usual
+    language = language_of(question)
+    own = OWN if language == "english" else ME[language]
+    about = bool(YOU.search(question) or own.search(ADVICE.sub("", TEXT.sub("", question))))
+    # No scale where the embedder does not read the language of the records.
+    usual = None if near is not None and index.vector_trust < 1 else index.usual
     numbers = found.held
     if usual is None:
         most = MOST if len(index) >= FEW and not about else 0.0
@@ -88,14 +91,21 @@ def relevance_to(
     today = now.astimezone(UTC).date()
     if past := [period for period in parse_date_ranges(question, today) if period.last < today]:
         numbers = numbers + DAY * date_proximity(past, np.floor(index.view.times / SECONDS))
-    told = [bool(len(index.postings.messages(name))) for name in _names(question, asked)]
+    told = [bool(len(index.postings.messages(name))) for name in _names(question, language, asked)]
     points = SPEAKER * bool(asked.names) + ONESELF * about + ACQUAINTANCE * any(told) + STRANGER * (not all(told))
     if not (asked.names or about or any(told) or past) and DO.search(question):
         points += TASK
     return numbers + points
 
 
-def _names(question: str, asked: AddressedSpeakers) -> list[str]:
+def _names(question: str, language: str, asked: AddressedSpeakers) -> list[str]:
     """Return the stems of capitalized words within sentences, without speakers, months and days of the week."""
+    if language == "german":  # where every noun has a capital
+        return []
     capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
-    return [stem for word in capitals for stem in tokenize(word) if stem not in NO_NAMES and stem not in asked.names]
+    return [
+        stem
+        for word in capitals
+        for stem in tokenize(word, language)
+        if stem not in NO_NAMES and stem not in asked.names
+    ]

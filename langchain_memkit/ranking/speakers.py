@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from langchain_memkit.ranking.bm25 import Speaker
-from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 READ = 2000  # characters of a question that are read
 SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
@@ -18,7 +18,16 @@ YOU = re.compile(
     r"|\byour (?:\w+ )?(?:answer|reply|suggestion|recommendation|advice|explanation|proposal)s?\b",
     re.IGNORECASE,
 )
-ME = re.compile(r"\b(?:i|my|mine|myself|i'm|i've|i'd)\b", re.IGNORECASE)
+FIRST_PERSON = {  # Chinese and Japanese words are looked for in every text that is in none of the other languages
+    "english": r"\b(?:i|my|mine|myself|i'm|i've|i'd)\b|[\u6211\u79c1\u50d5\u4ffa]",
+    "german": r"\b(?:ich|mich|mir|mein\w*|wir|uns|unser\w*)\b",
+    "french": r"\b(?:je|j|moi|mon|ma|mes|nous|notre|nos)\b",
+    "spanish": r"\b(?:yo|me|m\u00ed|mis?|m\u00ed[ao]s?|nosotr[ao]s|nuestr[ao]s?)\b",
+    "italian": r"\b(?:io|mi|mi[oae]|miei|noi|nostr[oaie])\b",
+    "portuguese": r"\b(?:eu|meus?|minhas?|n\u00f3s|noss[oa]s?)\b",
+    "dutch": r"\b(?:ik|mij|mijn|wij|ons|onze)\b",
+}
+ME = {language: re.compile(words, re.IGNORECASE) for language, words in FIRST_PERSON.items()}
 ROLES = frozenset(tokenize("user human person customer assistant agent ai bot chatbot model"))  # not names of anybody
 
 
@@ -33,7 +42,7 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
     """Find the people and models that a question asks about.
 
     A speaker matches by any part of the name or, if the name is a lower-case handle, by all parts. "I" and "my" mean
-    the user, "you said" and "your advice" the model (English only). Tools never match.
+    the user (so do "mein" and "mis"), "you said" and "your advice" the model (English only). Tools never match.
 
     `words` are the stems of the question; `speakers` are given by number.
 
@@ -46,13 +55,14 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
         [0]
         []
     """
+    language = language_of(text)  # a name in it was stemmed like its other words
     text = text[:READ].replace("\u2019", "'")
-    meant = "ai" if YOU.search(text) else "human" if ME.search(text) else ""
+    meant = "ai" if YOU.search(text) else "human" if ME[language].search(text) else ""
     found: set[int] = set()
     names: set[str] = set()
     voices = {number: speaker for number, speaker in speakers.items() if speaker[0] in ("human", "ai")}
     for number, (role, name) in voices.items():
-        parts = _parts(name)
+        parts = _parts(name, language)
         told = parts.intersection(words)
         if told and (told == parts or not name[0].islower()):
             names |= told
@@ -64,7 +74,7 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
 
 
 @lru_cache(maxsize=1024)
-def _parts(name: str) -> frozenset[str]:
-    """Return the stems of a name; none if all its words are role names such as "user"."""
-    parts = frozenset(tokenize(name))
-    return frozenset() if parts <= ROLES else parts
+def _parts(name: str, language: str) -> frozenset[str]:
+    """Return the stems of a name in a language; none if all its words are role names such as "user"."""
+    parts = frozenset(tokenize(name, language))
+    return frozenset() if ROLES.issuperset(tokenize(name)) else parts

@@ -22,6 +22,7 @@ from langchain_memkit.base import SessionInfo, check_id, describe_type
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
 from langchain_memkit.ranking.index import IndexRecord, Utterance, digest_of, index_record_of, unit_vectors
+from langchain_memkit.ranking.tokenize import STEMS_VERSION
 from langchain_memkit.stores.backend import UNREADABLE, StoreBackend, encode_exactly
 
 logger = logging.getLogger("langchain_memkit")
@@ -44,6 +45,7 @@ class IndexRow(NamedTuple):
     metadata: object
     digest: Any
     v: object
+    stems_version: Any = STEMS_VERSION  # of the tokenizer that made the words of `said`; older ones are made anew
     step: int | None = None  # by how much this record's write changed the user's version, where the backend needs it
 
 
@@ -471,8 +473,11 @@ def records_of(rows: Sequence[IndexRow], dims: int | None) -> tuple[list[CachedR
         try:
             if row.v != FORMAT_VERSION or (vector is None and row.vector is not None):
                 raise ValueError
-            text = CachedText(row.text, row.metadata)
-            found.append(CachedRecord(_entry(row), vector, text, row.digest))
+            entry = _entry(row)
+            if row.stems_version != STEMS_VERSION:
+                document = CachedText(row.text, row.metadata).document(entry.id)
+                entry = entry if document is None else replace(entry, said=index_record_of(document).said)
+            found.append(CachedRecord(entry, vector, CachedText(row.text, row.metadata), row.digest))
         except UNREADABLE:
             damaged.add(row.stamp)
     return found, damaged

@@ -85,7 +85,7 @@ def test_the_token_benchmark_has_every_row(tmp_path: Path) -> None:
         assert timed == {(text, counter) for text in (*errors, "code") for counter in counters}
         found.append(errors)
     assert found[0] == found[1]
-    assert set(found[0]) == {"english", "german", "chinese"}
+    assert set(found[0]) == {"english", "german", "chinese", "japanese", "korean"}
 
 
 SUMMARIZERS = {

@@ -51,7 +51,7 @@ SCORE = "memkit_score"
 ON_CELLS = dict.fromkeys(
     (
         "_id", "session_id", "round_id", "position", "created_at", "importance", "epoch", "expires_at", "said",
-        "messages", "vector", "text", "metadata", "digest", "v", "step", "stamp", "generation",
+        "messages", "vector", "text", "metadata", "digest", "v", "step", "stamp", "generation", "stems_version",
     ),
     1,
 )  # fmt: skip
@@ -273,7 +273,9 @@ def cells_of(document: Mapping[str, Any]) -> IndexRow:
         facts = None
     get = document.get
     shown = get("text"), get("metadata"), get("digest")
-    return IndexRow(int(document["stamp"]), facts, vector_of(document), *shown, get("v"), get("step"))
+    return IndexRow(
+        int(document["stamp"]), facts, vector_of(document), *shown, get("v"), get("step"), get("stems_version")
+    )
 
 
 def stored_of(document: Mapping[str, Any]) -> DocumentRow:

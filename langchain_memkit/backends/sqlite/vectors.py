@@ -36,7 +36,7 @@ from langchain_memkit.stores.vector_rows import (
 )
 from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore
 
-CELLS = "seq, facts, vector, text, metadata, digest, v"  # the columns of `IndexRow`, in order
+CELLS = "seq, facts, vector, text, metadata, digest, v, stems_version"  # the columns of `IndexRow`
 STORED = ", ".join(["seq", *DocumentRow._fields[1:]])
 TEXTS = STORED.replace(", vector", ", NULL")  # without the vector, which takes time to read
 Row: TypeAlias = Sequence[Any]

@@ -112,6 +112,17 @@ def test_document_reads_well(store: Any, collection: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("version", [{"$set": {"stems_version": 1}}, {"$unset": {"stems_version": 1}}])
+def test_words_of_an_older_version_are_made_anew(store: Any, other: Any, collection: Any, version: Any) -> None:
+    """Records that version 1 stored are found by the words of today."""
+    save(store, record(1, "Meine Schwestern haben zwei Häuser gekauft."))
+    expected = drive(store.records.index("u1")).entries
+    collection.update_one({"_id.id": record(1).id}, {"$set": {"said.0.words": "mein hauser"}})
+    collection.update_one({"_id.id": record(1).id}, version)
+    assert "haus" in expected[0].said[0].stems
+    assert drive(other.records.index("u1")).entries == expected
+
+
 def test_what_a_look_costs(watched: Any, listener: Any) -> None:
     """A look at an unchanged user is one command; also after a save of one's own, which is two."""
     save(watched, *[record(n) for n in range(20)])

@@ -34,7 +34,8 @@ from langchain_memkit.backends.sqlite.database import MIGRATIONS
 from langchain_memkit.backends.sqlite.inspection import inspect_file
 from langchain_memkit.backends.sqlite.vectors import INSERT, values_of
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
-from langchain_memkit.ranking.index import digest_of
+from langchain_memkit.ranking.index import digest_of, index_record_of
+from langchain_memkit.ranking.tokenize import STEMS_VERSION, tokenize
 from langchain_memkit.stores.vector_rows import plain_row, record_row
 from langchain_memkit.testing.vectors import AT, EMBEDDING, expected_entries, facts, record
 from testkit.vector_stores import VectorStoreCases
@@ -154,6 +155,23 @@ def test_readable_with_any_sqlite_tool(store: Any, path: Path) -> None:
     assert json.loads(metadata) == record(1).metadata | {"said": [["human", "", 7, 19], ["ai", "Bot", 24, 34]]}
     assert json.loads(facts)[8] == [["human", "", "run dog"], ["ai", "Bot", "fine"]]
     assert len(vector) == 4 * 16
+
+
+def test_words_of_an_older_version_are_made_anew(store: Any, path: Path) -> None:
+    """Records that version 1 stored are found by the words of today; those of today are read as they are."""
+    said = [record(1, "Meine Schwestern haben zwei Häuser gekauft."), record(2, "Meine Brüder nicht.")]
+    save(store, *said)
+    [facts], [_] = execute(path, "SELECT facts FROM vectors ORDER BY position")
+    old = json.loads(facts)
+    old[8][0][2] = "mein schwestern haben zwei hauser gekauft"
+    execute(path, "UPDATE vectors SET facts = ?, stems_version = 1 WHERE position = 1", json.dumps(old))
+    with SQLiteVectorStore(path, EMBEDDING) as other:
+        index = drive(other.records.index("u1"))
+        assert index.lexical(tokenize("Welches Haus haben wir?")).tolist()[0] > 0
+        assert index.entries[0].said == index_record_of(other.get_by_ids([said[0].id], user_id="u1")[0]).said
+    execute(path, "UPDATE vectors SET stems_version = ?", STEMS_VERSION)
+    with SQLiteVectorStore(path, EMBEDDING) as other:
+        assert "hauser" in drive(other.records.index("u1")).entries[0].said[0].stems
 
 
 def test_what_a_look_costs(store: Any) -> None:

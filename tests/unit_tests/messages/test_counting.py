@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import statistics
 import time
@@ -25,12 +26,15 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
+from benchmarks.common import TEXTS
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import (
+    DENSE,
     PAYLOAD_TOKENS,
     OpenAITokenCounter,
     approximate_tokens,
+    count_text,
     count_tokens,
     count_tool_tokens,
     counter_name,
@@ -45,7 +49,9 @@ PAYLOAD = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ" * 25_000  # a megabyte
 
 
 def is_ordinary(message: BaseMessage) -> bool:
-    """Whether langchain-core's numbers are wanted for it."""
+    """Whether langchain-core's numbers are wanted for it: not for Chinese, Japanese and Korean."""
+    if DENSE.search(json.dumps(message.model_dump(), ensure_ascii=False, default=str)):
+        return False
     if not isinstance(message, AIMessage):
         return not isinstance(message, RemoveMessage)
     return not message.invalid_tool_calls and not (message.tool_calls and isinstance(message.content, list))
@@ -56,6 +62,17 @@ def is_ordinary(message: BaseMessage) -> bool:
 def test_the_default_counts_as_langchain_core(batch: list[BaseMessage]) -> None:
     """Every message type, names, tool calls, text and image blocks: the numbers of count_tokens_approximately."""
     assert approximate_tokens(batch) == count_tokens_approximately(batch)
+
+
+@pytest.mark.parametrize("language", ["chinese", "japanese", "korean"])
+def test_dense_scripts_are_counted_within_fifteen_percent(language: str) -> None:
+    """The default beside o200k_base, in messages, content blocks and single texts."""
+    texts = (TEXTS / f"{language}.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    exact = OpenAITokenCounter("o200k_base")([HumanMessage(text) for text in texts])
+    as_blocks: list[BaseMessage] = [HumanMessage([{"type": "text", "text": text}]) for text in texts]
+    for told in (approximate_tokens([HumanMessage(t) for t in texts]), sum(map(count_text, texts))):
+        assert told == pytest.approx(exact, rel=0.15)
+    assert approximate_tokens(as_blocks) == pytest.approx(exact, rel=0.15)
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.ranking.tokenize import MAX_CHARACTERS, MAX_WORD, STOP_WORDS, tokenize
+from langchain_memkit.ranking.tokenize import (
+    FUNCTION_WORDS,
+    MAX_CHARACTERS,
+    MAX_WORD,
+    STOP_WORDS,
+    language_of,
+    tokenize,
+    tokenize_record,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +93,54 @@ def test_threads() -> None:
     texts = [f"running skies number {i} generously" for i in range(200)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(tokenize, texts)) == [tokenize(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("question", "record", "language"),
+    [
+        ("Welche Häuser habt ihr gekauft?", "Wir kaufen das alte Haus.", "german"),
+        ("Où sont les chevaux ?", "Nous avons un cheval.", "french"),
+        ("¿Cuándo compramos los libros?", "Yo compraba un libro cada mes desde marzo.", "spanish"),
+        ("Quando abbiamo comprato i libri?", "Io compravo un libro per te.", "italian"),
+        ("Quando compramos os livros?", "Eu comprava um livro.", "portuguese"),
+        ("Wanneer hebben wij de boeken gelezen?", "Ik heb een boek.", "dutch"),
+        ("Who bought the houses?", "They buy a house.", "english"),
+    ],
+)
+def test_languages(question: str, record: str, language: str) -> None:
+    """A question is stemmed as a record in its language is, and function words are no words."""
+    assert language_of(question) == language_of(record) == language
+    assert set(tokenize(question)) & set(tokenize_record(record))
+    assert not FUNCTION_WORDS[language].intersection(tokenize(question))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Paris", "I met him in Los Angeles.", "Was it all plus tax, per person?", "今天天气", "Bello, 12.50"]
+)
+def test_unsure_texts_are_read_as_english(text: str) -> None:
+    """Names and words that languages share tell none of them."""
+    assert language_of(text) == "english"
+    assert tokenize_record(text) == tokenize(text)
+
+
+def test_users_of_several_languages_find_both() -> None:
+    """English finds words of a record in another language, and another language words of an English one."""
+    german = tokenize_record("Wir haben Andreas in Bremen getroffen.")
+    assert {"andrea", "bremen"} == {"andrea", "bremen"}.intersection(german)
+    assert set(tokenize("Where did I meet Andreas?")) & set(german) == {"andrea"}
+    english = frozenset(tokenize_record("I met Andreas."))
+    assert not english.intersection(tokenize("Wo habe ich Andreas getroffen?"))
+    assert "andrea" in tokenize("Wo habe ich Andreas getroffen?", known=english)
+
+
+@pytest.mark.parametrize(
+    ("forms", "stem"), [("buy buys buying bought", "buy"), ("child children", "child"), ("goes went gone", "go")]
+)
+def test_irregular_forms(forms: str, stem: str) -> None:
+    """They have the stem of their base form."""
+    assert set(tokenize(forms)) == {stem}
+
+
+def test_elided_articles() -> None:
+    """French and Italian write them at the word."""
+    assert tokenize("all'acqua dell'acqua l'acqua acqua") == ["acqua"] * 4
