@@ -27,7 +27,8 @@ from langchain_memkit.testing import FakeChatModel
 
 Memkit = Callable[..., Any]
 FOUND = {
-    "sessions": 2, "turns": 3, "summaries": 1, "entities": 1, "key-values": 1, "other keys": 1, "vectors": 2,
+    "sessions": 2, "turns": 3, "summaries": 1, "entities": 1, "key-values": 1, "preferences": 0, "other keys": 1,
+    "vectors": 2,
 }  # fmt: skip
 
 
