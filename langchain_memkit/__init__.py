@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
     from langchain_memkit.memories.entity import EntityMemory
     from langchain_memkit.memories.key_value import KeyValueMemory
+    from langchain_memkit.memories.preferences import PreferenceMemory
     from langchain_memkit.memories.vector import VectorMemory
     from langchain_memkit.middleware import MessageHistoryMiddleware
     from langchain_memkit.retrievers import CondenseQuestionRetriever
@@ -61,6 +62,7 @@ __all__ = [
     "MongoDBChatMessageHistory",
     "MongoDBKeyValueStore",
     "MongoDBVectorStore",
+    "PreferenceMemory",
     "RunnableWithMessageHistory",
     "SQLiteChatMessageHistory",
     "SQLiteKeyValueStore",
@@ -93,6 +95,7 @@ _LAZY = {
     "MongoDBChatMessageHistory": _MONGODB,
     "MongoDBKeyValueStore": _MONGODB,
     "MongoDBVectorStore": ("langchain_memkit.backends.mongodb.vectors", "mongodb,vector", (*_MONGODB[2], *_VECTOR[1])),
+    "PreferenceMemory": ("langchain_memkit.memories.preferences", "", ()),
     "SQLiteVectorStore": ("langchain_memkit.backends.sqlite.vectors", *_VECTOR),
     "SpacyEntityExtractor": ("langchain_memkit.backends.spacy", "spacy", ("spacy",)),
     "VectorMemory": ("langchain_memkit.memories.vector", *_VECTOR),

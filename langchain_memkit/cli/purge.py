@@ -24,11 +24,11 @@ from langchain_memkit.stores.key_value import KeyValueStore
 __all__ = ["purge_places"]
 
 # Prefixes of a user's keys, after the user's own prefix.
-SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values"}
+SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values", "preferences/": "preferences"}
 NO_EMBEDDING = DeterministicFakeEmbedding(size=1)  # of stores that are opened to count and to delete
 LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
 OTHER_KEYS = "other keys"
-BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version")
+BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version", "preferences/session/")
 
 
 class ErasableStore(NamedTuple):

@@ -1,4 +1,4 @@
-"""What entity and vector memory share: both are derived from transcripts and can be rebuilt."""
+"""What entity, vector and preference memory share: they are derived from transcripts and can be rebuilt."""
 
 from __future__ import annotations
 
@@ -369,7 +369,8 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
         """Delete everything that is stored of a user for good; part of `purge_user`.
 
         Returns:
-            How many were deleted: `{"facts": n}` of an entity memory, `{"records": n}` of a vector memory.
+            How many were deleted: `{"facts": n}` of an entity memory, `{"records": n}` of a vector memory,
+            `{"preferences": n}` of a preference memory.
         """
         return drive(self._purge(check_id(user_id, "user_id")))
 

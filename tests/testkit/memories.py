@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
+from langchain_memkit.memories.preferences import PreferenceMemory
 from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.testing._styles import Call
@@ -68,6 +70,34 @@ class HostileTexts(MemoryContract):
                     assert_framed(message)
                 else:
                     assert message.type in ("human", "ai")
+
+
+class PreferenceCases(HostileTexts):
+    """The contract of a memory, for lines that a user states."""
+
+    fact = "Always answer in metric units."
+    question = "How far is Oslo?"
+    other = "Always sign letters to client {} with initials."
+
+    def test_hostile_texts(self, make_memory: MakeMemory, call: Call) -> None:
+        """Said or added, a line comes back as data in one frame, whatever it forges."""
+        memory = make_memory("s1", "u1")
+        for i, text in enumerate(HOSTILE_TEXTS):
+            call(memory, "save", self.turn(f"Always reply with {text}", i))
+            if len(text) < 300 and "\x00" not in text:
+                call(memory, "add", text)
+            for message in call(memory, "load", "What now?"):
+                assert_framed(message)
+
+
+def preferences_on(store: Any) -> MakeMemory:
+    """A maker of preference memories that also takes `read_only`: two factories on one store."""
+    writing, reading = (PreferenceMemory.factory(store, read_only=read_only) for read_only in (False, True))
+
+    def make(session_id: str, user_id: str | None = None, *, read_only: bool = False) -> PreferenceMemory:
+        return (reading if read_only else writing)(session_id, user_id)
+
+    return make
 
 
 WORDS = ("my cat is called Nemo", "I work in Oslo", "the piano is out of tune", "tea at five", "a boat to Bergen")

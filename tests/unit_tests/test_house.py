@@ -17,6 +17,7 @@ import langchain_memkit
 from langchain_memkit import errors
 from langchain_memkit.errors import HistoryWriteError, MemkitError, MissingExtraError
 from langchain_memkit.memories.entity import EntityMemory, EntityMemoryFactory
+from langchain_memkit.memories.preferences import PreferenceMemory, PreferenceMemoryFactory
 from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 
 PACKAGE = Path(langchain_memkit.__file__).parent
@@ -143,6 +144,7 @@ def test_front_door() -> None:
         "MongoDBChatMessageHistory",
         "MongoDBKeyValueStore",
         "MongoDBVectorStore",
+        "PreferenceMemory",
         "RunnableWithMessageHistory",
         "SQLiteChatMessageHistory",
         "SQLiteKeyValueStore",
@@ -219,6 +221,7 @@ def test_star_import() -> None:
             "ComposedMemory",
             "InMemoryChatMessageHistory",
             "Memory",
+            "PreferenceMemory",
             "RunnableWithMessageHistory",
             "SQLiteChatMessageHistory",
             "SQLiteKeyValueStore",
@@ -260,6 +263,7 @@ def test_public_verbs_have_async_twins() -> None:
     stores.append(langchain_memkit.LangGraphKeyValueStore)
     vectors = [langchain_memkit.SQLiteVectorStore, langchain_memkit.MongoDBVectorStore]
     memories = [EntityMemory, EntityMemoryFactory, VectorMemory, VectorMemoryFactory]
+    memories += [PreferenceMemory, PreferenceMemoryFactory]
     without |= {"from_connection_string"}  # no I/O
     without |= {"as_retriever", "get_by_ids", "similarity_search_with_relevance_scores", "search"}  # LangChain's own
     for cls in (*histories, factory, *stores, *vectors, *memories):

@@ -15,7 +15,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
-from langchain_memkit import CondenseQuestionRetriever, EntityMemory, create_history_preprocessor
+from langchain_memkit import CondenseQuestionRetriever, EntityMemory, PreferenceMemory, create_history_preprocessor
 from langchain_memkit.memories.key_value import create_model_matcher
 from langchain_memkit.memories.vector.importance import create_model_importance
 
@@ -82,9 +82,21 @@ def describe(model: Any, call: Call) -> None:
     call(memory, "save", [HumanMessage("Nemo is a captain."), AIMessage("Noted.")])
 
 
+def confirm(model: Any, call: Call) -> None:
+    """Confirms a preference."""
+    call(PreferenceMemory("s1", user_id="u1", decide=model), "save", [HumanMessage("Never use emojis.")])
+
+
 @pytest.mark.parametrize(
     ("purpose", "use"),
-    [("summary", summarize), ("question", condense), ("importance", rate), ("matcher", match), ("entities", describe)],
+    [
+        ("summary", summarize),
+        ("question", condense),
+        ("importance", rate),
+        ("matcher", match),
+        ("entities", describe),
+        ("preferences", confirm),
+    ],
 )
 def test_each_call_is_marked(call: Call, purpose: str, use: Callable[[Any, Call], None]) -> None:
     """Each carries its purpose, langchain's mark where it has one, and the tag that keeps its tokens out of streams."""

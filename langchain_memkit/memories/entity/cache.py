@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 from langchain_memkit._locks import ForkSafeLock
@@ -30,7 +29,15 @@ from langchain_memkit.memories.entity.rows import (
     read_row,
     write_row,
 )
-from langchain_memkit.stores.in_memory import DictStore, StoredDict, delete_keys, list_keys, read_values, write_values
+from langchain_memkit.stores.in_memory import (
+    DictStore,
+    StoredDict,
+    delete_keys,
+    list_keys,
+    read_values,
+    write_if_exists,
+    write_values,
+)
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -59,23 +66,6 @@ class EntityCache:
         self.lock = ForkSafeLock(self._books.clear)
 
     # -- the store, in both call styles
-
-    async def put_if_exists(self, key: str, pairs: Sequence[tuple[str, StoredDict]], gone: Sequence[str]) -> bool:
-        """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
-
-        A store with `mset_if_exists` does this atomically. With any other store the pairs are written first, then `key`
-        is looked up, and the pairs are deleted again if it is gone.
-        """
-        store: Any = self.store
-        if self.checks_writes:
-            write = store.mset_if_exists, store.amset_if_exists
-            return bool(await Step(*(partial(verb, key, pairs, gone) for verb in write)))
-        # Write before looking: a clear that deletes `key` after the look finds the pairs in the store and deletes them
-        # too.
-        await write_values(self.store, pairs)
-        (owner,) = await read_values(self.store, [key])
-        await self.delete([name for name, _ in pairs] if owner is None else gone)
-        return owner is not None
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Delete keys, each once."""
@@ -190,7 +180,7 @@ class EntityCache:
         row: tuple[str, StoredDict] = (book.keys.of("session", session_id, drawn), {})
         if owner is None:
             await write_values(self.store, [row])
-        elif not await self.put_if_exists(book.keys.of("session", session_id, owner), [row], []):
+        elif not await write_if_exists(self.store, book.keys.of("session", session_id, owner), [row], []):
             return None
         await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
         return drawn
@@ -229,7 +219,7 @@ class EntityCache:
             version = book.keys.version()
             owner = book.keys.of("session", next(iter(rows.values())).session, generation)
             pairs = [*((key, write_row(row)) for key, row in rows.items()), (version, {})]
-            alive = await self.put_if_exists(owner, pairs, [*out, *old])
+            alive = await write_if_exists(self.store, owner, pairs, [*out, *old])
         except BaseException:  # also if cancelled: the registry holds rows that may not be stored, so read it again
             self.forget(user_id)
             raise

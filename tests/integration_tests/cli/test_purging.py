@@ -34,6 +34,7 @@ def test_everything_of_one_user_goes(memkit: Memkit, full: str, client: Any, sta
         ("summaries", f"{where}key_value", "1", "0"),
         ("entities", f"{where}key_value", "1", "0"),
         ("key-values", f"{where}key_value", "1", "0"),
+        ("preferences", f"{where}key_value", "0", "0"),
         ("other keys", f"{where}key_value", "1", "0"),
         ("vectors", f"{where}vectors", "2", "0"),
     }

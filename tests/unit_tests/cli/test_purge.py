@@ -13,6 +13,7 @@ from langchain_core.messages import HumanMessage
 from langchain_memkit import (
     EntityMemory,
     KeyValueMemory,
+    PreferenceMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
     SQLiteVectorStore,
@@ -26,7 +27,8 @@ from langchain_memkit.testing import FakeChatModel
 
 Memkit = Callable[..., Any]
 FOUND = {
-    "sessions": 2, "turns": 3, "summaries": 1, "entities": 1, "key-values": 1, "other keys": 1, "vectors": 2,
+    "sessions": 2, "turns": 3, "summaries": 1, "entities": 1, "key-values": 1, "preferences": 0, "other keys": 1,
+    "vectors": 2,
 }  # fmt: skip
 
 
@@ -62,6 +64,7 @@ def test_what_the_memories_themselves_keep(memkit: Memkit, tmp_path: Path) -> No
     entities = EntityMemory.factory(lambda text: [], keys, names=["Nemo"])
     diary = KeyValueMemory.factory(keys)
     diary("s1", "u1").add({"My Diary": "Dear diary"})
+    PreferenceMemory.factory(keys)("s1", "u1").add("Never use emojis")
     histories = SQLiteChatMessageHistory.factory(path)
     chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[entities])
     for day in range(30):
@@ -70,6 +73,7 @@ def test_what_the_memories_themselves_keep(memkit: Memkit, tmp_path: Path) -> No
     facts = sum("/entities/fact/" in key for key in keys.yield_keys())
     assert (found["sessions"], found["turns"], found["key-values"], found["entities"]) == (1, 30, 1, facts)
     assert found["summaries"] >= 1 <= facts
+    assert found["preferences"] == 1
     assert "other keys" not in found
     done = memkit("purge", "--user", "u1", "--in", path, "--yes")
     assert done.exit_code == 0
