@@ -65,7 +65,7 @@ OTHERS = {
 FUNCTION_WORDS = {"english": STOP_WORDS} | {name: frozenset(words.split()) for name, words in OTHERS.items()}
 # Function words of other languages that English texts hold as words or names ("Los Angeles", "they met", "plus").
 SHARED = """
-    ad al ante as ate ben bin bit c com come con contra d da dal dan das de del dem den der des di die dies do doe
+    ad ai al ante as ate ben bin bit c com come con contra d da dal dan das de del dem den der des di die dies do doe
     door dos dove du dus e ed el em en entre er era es est et fur ha had hat hay he hem ho hoe hun i il in is j ja
     je kan l la las le les li lo los m ma man mas me men mes met mi mia mine most n na ne nee no non nos nun o of on
     ons op os ou over par para per plus por pour s sa san sans se sea sei ser si sin so solo son sole sta sue sur t
@@ -166,7 +166,7 @@ def language_of(text: str) -> str:
     """Return the language as which `tokenize` reads a text: "english" if its function words do not tell.
 
     Example:
-        >>> language_of("Où habite ma sœur ?"), language_of("Paris, Texas")
+        >>> language_of("Que fait ma sœur ?"), language_of("Paris, Texas")
         ('french', 'english')
     """
     return _language(_words(text))

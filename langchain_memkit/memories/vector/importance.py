@@ -72,7 +72,7 @@ def plain_importance(text: str) -> float:
     points = min(len(set(FIGURE.findall(text))), 2)
     points += min(len(set(NAME.findall(text))), 2)
     points += 2 * bool(FIRST_PERSON.search(text))
-    points += min(len(MOVING.intersection(tokenize(text))), 3)
+    points += min(len(MOVING.intersection(tokenize(text, "english"))), 3)
     return LEAST + points
 
 

@@ -279,7 +279,7 @@ class VectorMemory(DerivedMemory):
         remarks: list[str] | None = getattr(query, "remarks", None)
         text = truncate_with_warning(str(query), QUESTION, ASKED)
         # a greeting or thanks recalls nothing, so nothing is read for it
-        idle = await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text)), long=len(text) > SHORT)
+        idle = await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text, "english")), long=len(text) > SHORT)
         fetched: Fetched | None = self._take_fetched() or (None if idle else await self._prefetch())
         if not trial:
             self._looked = fetched and fetched[1]

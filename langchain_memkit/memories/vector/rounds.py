@@ -143,7 +143,7 @@ def starts_round(line: RoundLine, before: str) -> bool:
 
 def is_small_talk(lines: Iterable[RoundLine]) -> bool:
     """Return whether the lines hold nothing worth finding: only short greetings, thanks and consent."""
-    return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(tokenize(line.text)) for line in lines)
+    return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(tokenize(line.text, "english")) for line in lines)
 
 
 def documents_of(
