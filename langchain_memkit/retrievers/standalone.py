@@ -73,8 +73,8 @@ _ELLIPSIS = re.compile(
     r"|\b(?:convert|translate) (?:in)?to\b|\bwho\b(?=\W+(?:\w+\W+)?(?:after|before)\b)"
 )
 _FRAGMENT = re.compile(r"^\W*(?:any|some|more|yes|no|yeah|because|both|either|neither|not)\b")
-_LOWER = re.compile(r"\b[a-z]\w*")
 _PERSON = re.compile(r"\b(?:he|him|his|she|hers?)\b", re.IGNORECASE)  # somebody is talked of
+_PLACE = re.compile(r"\b(?:from|in|of|to) ([A-Z]\w*)")  # "the president of France"
 _THE = re.compile(r"\b[Tt]he\s+(?=[a-z])")  # "the album": only the conversation tells which one
 _MY = re.compile(r"\b[Mm]y\s+(?=[a-z])")  # "my password": whose it is can be told, unless it was talked of
 # "the Coast", not "the Ivory Coast", "the Bank of England", "the EU"; "after the war"; "what is notable?", besides what
@@ -148,7 +148,7 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
     bridges, more = _bridges(asked)
     mine = [stem for my in _MY.finditer(asked) for stem in tokenize(asked[my.end() :])[:1]]
     texts = [text[:CHARACTERS] for turn in history[-TURNS:] for text in turn if text]
-    said, small = (set(tokenize(" ".join(some))) for some in (texts, _LOWER.findall(" ".join(texts))))
+    said, small = (set(tokenize(" ".join(some))) for some in (texts, re.findall(r"\b[a-z]\w*", " ".join(texts))))
     if not said.isdisjoint(bridges + mine) or (mine and not re.search(r"\b[Ii]\b", asked)):
         return False, "'the' or 'my' before what was said"
     if _OPEN.search(asked):
@@ -156,7 +156,8 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
     # "Macron" after "Emmanuel Macron", and any first or last name if somebody is talked of.
     full = set(tokenize(" ".join(_FULL_NAME.findall(asked))))
     short = {stem for stem, word in content.items() if stem not in full and (word.name or stem in said - small)}
-    if not said.isdisjoint(short) or (short and any(map(_PERSON.search, texts))):
+    people = short.difference(tokenize(" ".join(_PLACE.findall(asked))))
+    if not said.isdisjoint(short) or (people and any(map(_PERSON.search, texts))):
         return False, "a name that may be short for another"
     continuing = _continuing(read)
     telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
