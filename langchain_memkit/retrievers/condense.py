@@ -241,7 +241,7 @@ class CondenseQuestionRetriever(BaseRetriever):
             >>> found.by, found.reason
             ('weighted', 'no model is asked')
             >>> found.question, found.searched_for
-            ('How old is he?', 'How old is he? France president')
+            ('How old is he?', 'How old is he? How old is he? France president')
         """
         return drive(self._condensed(question, chat_history, ensure_config(config)))[0]
 

@@ -39,7 +39,7 @@ class Strength:
     The words of an answer find, before anything else, the document that it came from.
     """
 
-    string_terms: int = 6  # most terms added to a string, where they cannot weigh less than the question
+    string_terms: int = 3  # most terms added to a string, in which they cannot weigh less than the question
     question_vector: float = 1.0  # weight of the question's own vector, so that it is not drowned out
     answer_vectors: float = 0.0  # weight of the last answer's vector
 
@@ -86,12 +86,14 @@ def answer_weights(history: Sequence[Turn], strength: Strength = STRONG) -> list
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:
     """Return the question followed by the added terms, heaviest first, as a string; unchanged if there are none.
 
+    With careful weights the question comes twice, so that it dominates where words are counted.
+
     Example:
         >>> expanded("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
         'How old is he? France Macron president Emmanuel'
     """
     words = [term.word for term in added_terms(question, history)[: strength.string_terms]]
-    return " ".join([question, *dict.fromkeys(words)])
+    return " ".join([question] * (1 if strength is STRONG else 2) + [*dict.fromkeys(words)]) if words else question
 
 
 def added_terms(question: str, history: Sequence[Turn]) -> list[ExpansionTerm]:
