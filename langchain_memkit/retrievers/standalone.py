@@ -77,10 +77,9 @@ _PERSON = re.compile(r"\b(?:he|him|his|she|hers?)\b", re.IGNORECASE)  # somebody
 _PLACE = re.compile(r"\b(?:from|in|of|to) ([A-Z]\w*)")  # "the president of France"
 _THE = re.compile(r"\b[Tt]he\s+(?=[a-z])")  # "the album": only the conversation tells which one
 _MY = re.compile(r"\b[Mm]y\s+(?=[a-z])")  # "my password": whose it is can be told, unless it was talked of
-# "the Coast", not "the Ivory Coast", "the Bank of England", "the EU"; "after the war"; "what is notable?", besides what
-# was said.
+# "the Coast", "the EU rules", not "the Ivory Coast", "the Bank of England"; "after the war"; "what is notable?"
 _OPEN = re.compile(
-    r"\b[Tt]he\s+[A-Z][a-z]+\b(?!\W+(?:of\b|[A-Z\d]))|\b(?:after|before|during) the\b"
+    r"\b[Tt]he\s+[A-Z][\w-]*\b(?![\w-]|\W+(?:of\b|[A-Z\d]))|\b(?:after|before|during) the\b"
     r"|\b(?:highlights?|interesting|notable|noteworthy)\b"
 )
 _FULL_NAME = re.compile(r"(?<=[\w,;:] )\W?[A-Z]\S*(?:\s+(?:(?:of|the|and|de)\s+)*[A-Z]\S*)+")  # "Barack Obama"
@@ -108,7 +107,7 @@ _CONTINUING = re.compile(rf"^\W*(?:(?:{_COURTESY})\b[\s,.!:-]*)*(and|but|or|then
 _PAIR = re.compile(r"\bbetween\b.{1,100}\band\b|\bdifferent from\b")  # counts as a topic word: "the difference between"
 _ALSO = re.compile(r"\balso\b", re.IGNORECASE)
 # "What is taurine?"; in the plural it may ask for more of what was said: "What are treatments?"
-_DEFINING = re.compile(r"\W*what is (?:an? )?[\w-]+(?: [\w-]+){0,2}(?:,? and\b.*)?\?\W*", re.IGNORECASE)
+_DEFINING = re.compile(r"\W*[Ww]hat is (?!the\b|.*\blike\b)(?:an? )?[\w-]+(?: [\w-]+){0,2}(?:,? and\b.*)?\?\W*")
 _THANKS = re.compile(r"(?s)^(?!.*\bbut\b).*\b(?:thanks?|thank you|helpful|(?:good)?bye)\b")
 # "What is X and why does it matter?": the pronoun's noun is in the sentence.
 _OWN_PRONOUN = re.compile(r"\band (?:why|how|what|where|when|who|which|does|do|is|are|did|its|their)\b[^?.!]*[?.!]*$")
