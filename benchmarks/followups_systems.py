@@ -22,6 +22,7 @@ from benchmarks.embedders import Shared
 from benchmarks.followups_data import Question
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, expanded
+from langchain_memkit.retrievers.rewriter import Mode
 
 BM25 = "BM25"
 RAW, PREVIOUS, RARE, HUMAN = "raw question", "previous q + a + q", "rare terms", "human rewrite"
@@ -141,19 +142,13 @@ class Text:
         return [str(document.id) for document in found if document.id not in hidden][:DEPTH]
 
 
-class Ungated(CondenseQuestionRetriever):
-    """Adds the conversation to every question, also to those that stand alone."""
-
-    def stands_alone(self, question: str, history: Sequence[tuple[str, str | None]]) -> tuple[bool, str]:
-        return False, "it is measured without the gate"
-
-
 class Memkit:
-    """`CondenseQuestionRetriever`, or a subclass, around the engine."""
+    """`CondenseQuestionRetriever` around the engine, without a model."""
 
-    def __init__(self, engine: Engine, kind: type[CondenseQuestionRetriever] = CondenseQuestionRetriever) -> None:
+    def __init__(self, engine: Engine, mode: Mode = "weighted") -> None:
         self._by_mask = {
-            masked: kind(retriever=engine.retriever, skip_answered=masked, k=DEPTH) for masked in (True, False)
+            masked: CondenseQuestionRetriever(retriever=engine.retriever, mode=mode, skip_answered=masked, k=DEPTH)
+            for masked in (True, False)
         }
 
     def find(self, question: Question, masked: bool) -> list[str]:
@@ -172,12 +167,14 @@ class Closed(BaseRetriever):
         return found
 
 
-_CONDENSERS = {masked: Ungated(retriever=lambda _: [], skip_answered=masked) for masked in (True, False)}
+_CONDENSERS = {
+    masked: CondenseQuestionRetriever(retriever=lambda _: [], skip_answered=masked) for masked in (True, False)
+}
 
 
 def condensed(question: Question, masked: bool) -> str:
     """What memkit makes of a question for a retriever that takes text only."""
-    return _CONDENSERS[masked].condense_question(question.turn.asked, question.messages).question
+    return _CONDENSERS[masked].condense_question(question.turn.asked, question.messages).searched_for
 
 
 def previous(question: Question, masked: bool) -> str:
@@ -223,11 +220,11 @@ def texts_of(index: Index) -> dict[str, Write]:
 
 
 def memkit_systems(engine: Engine) -> dict[str, System]:
-    """Without a model: always with weights, only where the gate says so, and around a retriever that takes text."""
+    """Without a model: by each mode that may be, and around a retriever that takes text."""
     return {
-        WEIGHTED: Memkit(engine, Ungated),
-        AUTO: Memkit(engine),
-        ANY_RETRIEVER: Memkit(Engine(engine.name, Closed(engine=engine)), Ungated),
+        WEIGHTED: Memkit(engine),
+        AUTO: Memkit(engine, "auto"),
+        ANY_RETRIEVER: Memkit(Engine(engine.name, Closed(engine=engine))),
     }
 
 
@@ -237,7 +234,7 @@ class Rewritten:
     def __init__(self, texts: Mapping[Key, str | None], engine: Engine) -> None:
         self._texts = texts
         self._plain = Text(lambda question, masked: self._texts[key(question)] or "", engine)
-        self._weighted = Memkit(engine, Ungated)
+        self._weighted = Memkit(engine)
 
     def find(self, question: Question, masked: bool) -> list[str]:
         if key(question) not in self._texts:

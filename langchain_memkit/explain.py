@@ -101,7 +101,7 @@ class TurnExplanation:
         recalled: Records of memories, in the model's order.
         notes: Problems and remarks.
         counter: The token counter: `"approximate"`, the name of an encoding, `"len"` for messages.
-        searched_for: The question that a retriever searched for in place of a follow-up question; None if it was not
+        searched_for: What a retriever searched for in place of a follow-up question; None if it was not
             rewritten.
     """
 
@@ -292,8 +292,8 @@ class _Listener(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == EVENT:
             self.heard.append(data)
-        elif name == CONDENSED and data["rewritten"] and self.searched_for is None:  # the outer one speaks first
-            self.searched_for = data["question"]
+        elif name == CONDENSED and data["searched_for"] != data["original"] and self.searched_for is None:
+            self.searched_for = data["searched_for"]  # the outer retriever speaks first
         elif name == LOAD_ERROR:
             self.failed.append(data["message"])
         elif name == REMARK:

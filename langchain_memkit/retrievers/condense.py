@@ -51,9 +51,10 @@ class CondenseQuestionRetriever(BaseRetriever):
     """Wraps any retriever so that follow-up questions reach it as standalone questions.
 
     A question is searched for unchanged, byte for byte and without a model call, if there is no history or if the gate
-    decides that it is standalone. Otherwise the model rewrites it, and the rewrite is validated. Without a model, and
-    whenever it fails, times out, or returns something else than such a question, the conversation is added with small
-    weights: to the query vector of a vector store, as terms of a `BM25Retriever`, as text for every other retriever.
+    decides that it is standalone. Otherwise the model rewrites it, and the rewrite is validated. Without a model no
+    gate is asked: then, and whenever the model fails, times out, or returns something else than such a question, the
+    conversation is added with small weights: to the query vector of a vector store, as terms of a `BM25Retriever`, as
+    text for every other retriever.
 
     Give `invoke` a question, or `{"input": question, "chat_history": messages}`. Every document (a copy of the inner
     retriever's) tells in `metadata["memkit_question"]` what was searched for and why; callback handlers receive the
@@ -65,7 +66,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     Args:
         retriever: A LangChain retriever, or any runnable or function from a string to documents.
         llm: A chat model, a string model, or a runnable or function from messages to text; None for no model.
-        mode: `"auto"`: the gate, then the model if there is one, else weighted terms. `"llm"`: the model for every
+        mode: `"auto"`: with a model, the gate, then the model; else weighted terms. `"llm"`: the model for every
             question with a history, without the gate. `"weighted"`: never a model. `"off"`: the inner retriever only.
         prompt: Prompt for the model: an instruction, or a template that takes `input`, and `chat_history` (messages) or
             `questions` (text).
@@ -226,7 +227,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     def condense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
     ) -> StandaloneQuestion:
-        """Make a question standalone without searching: return what would be searched for, and why.
+        """Make a question standalone without searching: return it, what would be searched for, and why.
 
         Args:
             question: The original question.
@@ -238,7 +239,9 @@ class CondenseQuestionRetriever(BaseRetriever):
             >>> retriever = CondenseQuestionRetriever(retriever=RunnableLambda(lambda text: []))
             >>> found = retriever.condense_question("How old is he?", [("human", "Who is the president of France?")])
             >>> found.by, found.reason
-            ('weighted', "'he' points back")
+            ('weighted', 'no model is asked')
+            >>> found.question, found.searched_for
+            ('How old is he?', 'How old is he? How old is he? France president')
         """
         return drive(self._condensed(question, chat_history, ensure_config(config)))[0]
 
@@ -253,27 +256,32 @@ class CondenseQuestionRetriever(BaseRetriever):
     ) -> tuple[StandaloneQuestion, Past]:
         """Make the question standalone, and return it with the conversation before it."""
         if self.mode == "off":
-            return StandaloneQuestion(question, question, False, "off", "it is switched off"), Past()
+            return StandaloneQuestion(question, question, False, "off", "it is switched off", 0.0, question), Past()
         if chat_history is None and self.history is not None:
             chat_history = await read_past(self.history, question)
         past = Past.of(as_messages(chat_history), skip_answered=self.skip_answered)
         begun = time.perf_counter()
         text, by, reason = await self._decided(question, past, config)
         seconds = time.perf_counter() - begun
-        return StandaloneQuestion(text, question, text != question, by, reason, seconds), past
+        searched_for = expanded(text, past.turns, past.strength) if by == "weighted" else text
+        return StandaloneQuestion(text, question, text != question, by, reason, seconds, searched_for), past
 
     async def _decided(self, question: str, past: Past, config: RunnableConfig) -> tuple[str, DecidedBy, str]:
-        """Return the text to search for, who decided that, and why. A model's failure falls back to weighted terms."""
+        """Return the question, who decided on it, and why. A model's failure falls back to weighted terms.
+
+        The gate only saves calls of the model. Without one every question gets weighted terms, which lose less than a
+        gate that errs.
+        """
         if not question.strip():
             return question, "original", "nothing is asked"
         if not past.turns:
             return question, "original", "nothing was said before"
-        why = "there is no gate"
-        if self.mode != "llm":
-            alone, why = self.stands_alone(question, past.turns)
-            if alone:
-                return question, "gate", why
+        why = "no model is asked"
         if self.mode != "weighted" and self.llm is not None:
+            if self.mode == "auto":
+                alone, reason = self.stands_alone(question, past.turns)
+                if alone:
+                    return question, "gate", reason
             try:
                 rewrite = await self._rewritten(question, past.turns, config)
                 if same_question(rewrite, question):  # keep the original, byte for byte
@@ -286,7 +294,7 @@ class CondenseQuestionRetriever(BaseRetriever):
             except Exception as error:  # noqa: BLE001  # whatever a model raises must not fail the search
                 why = told = f"the model failed: {type(error).__name__}"
             logger.warning("a question was not rewritten, its terms are weighted instead: %s", told)
-        return expanded(question, past.turns, past.strength), "weighted", why
+        return question, "weighted", why
 
     async def _rewritten(self, question: str, turns: Sequence[Turn], config: RunnableConfig) -> str:
         """Ask the model for a rewrite and validate it.

@@ -1,7 +1,7 @@
 """Query expansion from the conversation, without a language model. Pure.
 
 Gives weighted terms to lexical retrievers, weights of a sum of vectors to dense ones, and a longer string to all
-others. `gate.stands_alone` decides whether a question needs it.
+others. Without a model every question gets it: the question's own words weigh most, so a complete one loses little.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ Turn = tuple[str, str | None]  # a question and its answer, if it has one
 # constants moves no recall@10 by more than .03, halving one costs up to .10 in one column; none is specific to a data
 # set.
 DECAY = 0.5  # weight factor of a word per turn back: the topic moves on
+SAID = 0.5  # weight of a word of the last question, or of its answer
 NAME = 2.0  # a name is what "he" and "it" stand for ...
 NAME_DECAY = 0.8  # ... and stays the topic for longer
 MOST_WEIGHT = 1.0  # however often it was said, no added word weighs more than the question's own
 LEAST_WEIGHT = 0.02  # words below this weight are dropped
+TERMS = 20  # most terms added for a lexical retriever
+ANSWER_WORDS = 5  # words taken from an answer, besides all names: those of the most turns, then long ones
 TURNS = 10  # turns that are read; further back even names weigh next to nothing
 CHARACTERS = 4000  # characters of a question or an answer that are read
 MOSTLY = 0.5  # share of capitalised words above which capitals do not mark names: SHOUTING, Titles
@@ -36,38 +39,22 @@ class Strength:
     The words of an answer find, before anything else, the document that it came from.
     """
 
-    user: float = 0.25  # weight of a word of the last question
-    answer: float = 0.2  # weight of a word of the last answer
-    answer_words: int = 2  # words taken from an answer, besides names: those of the most turns, then long ones
-    answer_names: int = 3  # names taken from an answer
-    terms: int = 5  # most terms added for a lexical retriever
-    string_terms: int = 3  # most terms added to a string, where they cannot weigh less than the question
-    question_times: int = 2  # repetitions of the question in the string, so that it dominates where words are counted
+    string_terms: int = 3  # most terms added to a string, in which they cannot weigh less than the question
     question_vector: float = 1.0  # weight of the question's own vector, so that it is not drowned out
     answer_vectors: float = 0.0  # weight of the last answer's vector
 
 
 CAREFUL = Strength()
 # For searches that leave out documents which answered earlier turns: these cannot crowd out the new answer.
-STRONG = Strength(
-    user=0.5,
-    answer=0.5,
-    answer_words=5,
-    answer_names=99,
-    terms=20,
-    string_terms=12,
-    question_times=1,
-    question_vector=0.35,
-    answer_vectors=0.35,
-)
+STRONG = Strength(string_terms=12, question_vector=0.35, answer_vectors=0.35)
 
 # Conversational words, which say nothing about the topic.
 GENERIC = frozenset(
     tokenize(
         """advice agree anything best compare describe different else example explain find found get give good great
         hear heard help information interesting kind know like list look looking made make many mean much need ok okay
-        oh please provide sorry something suggest sure talk tell thank thanks thing things think type use used want
-        way ways well wow yeah yes"""
+        oh please provide recommend sorry something suggest sure talk tell thank thanks thing things think type use used
+        want way ways well wow yeah yes"""
     )
 )
 
@@ -99,15 +86,17 @@ def answer_weights(history: Sequence[Turn], strength: Strength = STRONG) -> list
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:
     """Return the question followed by the added terms, heaviest first, as a string; unchanged if there are none.
 
+    With careful weights the question comes twice, so that it dominates where words are counted.
+
     Example:
         >>> expanded("How old is he?", [("Who is the president of France?", "Emmanuel Macron.")])
         'How old is he? France Macron president Emmanuel'
     """
-    words = [term.word for term in added_terms(question, history, strength)[: strength.string_terms]]
-    return " ".join([question] * strength.question_times + [*dict.fromkeys(words)]) if words else question
+    words = [term.word for term in added_terms(question, history)[: strength.string_terms]]
+    return " ".join([question] * (1 if strength is STRONG else 2) + [*dict.fromkeys(words)]) if words else question
 
 
-def added_terms(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> list[ExpansionTerm]:
+def added_terms(question: str, history: Sequence[Turn]) -> list[ExpansionTerm]:
     """Select the terms that the conversation adds to a question, heaviest first."""
     skipped = GENERIC | set(tokenize(question))
     turns = [(words_of(asked), words_of(answer or "")) for asked, answer in history[-TURNS:]]
@@ -117,17 +106,15 @@ def added_terms(question: str, history: Sequence[Turn], strength: Strength = STR
     for back, (asked, answer) in enumerate(reversed(turns)):
         near, name_near = DECAY**back, NAME * NAME_DECAY**back
         # Of a question all words count, of an answer only its names and the words of the most turns: answers are long.
-        chosen = [(stem, word, strength.user) for stem, word in asked.items() if stem not in skipped]
+        chosen = [(stem, word) for stem, word in asked.items() if stem not in skipped]
         said = [(stem, word) for stem, word in answer.items() if stem not in skipped]
         said.sort(key=lambda one: (-turns_with[one[0]], -len(one[1].text)))
-        names = [one for one in said if one[1].name][: strength.answer_names]
-        others = [one for one in said if not one[1].name][: strength.answer_words]
-        chosen += [(stem, word, strength.answer) for stem, word in names + others]
-        for stem, word, weight in chosen:
-            weights[stem] += weight * (name_near if word.name else near)
+        chosen += [one for one in said if one[1].name] + [one for one in said if not one[1].name][:ANSWER_WORDS]
+        for stem, word in chosen:
+            weights[stem] += SAID * (name_near if word.name else near)
             written.setdefault(stem, word.text)
     found = [ExpansionTerm(s, written[s], min(w, MOST_WEIGHT)) for s, w in weights.items() if w >= LEAST_WEIGHT]
-    return sorted(found, key=lambda term: -term.weight)[: strength.terms]
+    return sorted(found, key=lambda term: -term.weight)[:TERMS]
 
 
 def words_of(text: str) -> dict[str, Word]:

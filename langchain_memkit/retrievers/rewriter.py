@@ -25,16 +25,17 @@ DecidedBy: TypeAlias = Literal["original", "gate", "model", "weighted", "off"]
 
 @dataclass(frozen=True)
 class StandaloneQuestion:
-    """The question that is searched for, and how it came about.
+    """A question, what is searched for, and how that came about.
 
     Attributes:
-        question: The question to search for; the original, byte for byte, unless it was rewritten. With weighted terms:
-            the question followed by the terms, meant for retrievers, not for people.
+        question: The question as a person would write it: the original, byte for byte, unless a model rewrote it.
         original: The question as it was asked.
         rewritten: Whether the two differ.
         by: The deciding step: `"original"` (there was no history), `"gate"`, `"model"`, `"weighted"`, `"off"`.
         reason: The reason, in a few words.
         seconds: How long the decision took.
+        searched_for: The text to search for: `question`; with weighted terms, followed by words of the conversation.
+            A retriever that can weigh them is given weights instead of this text.
     """
 
     question: str
@@ -43,6 +44,7 @@ class StandaloneQuestion:
     by: DecidedBy
     reason: str
     seconds: float = 0.0
+    searched_for: str = ""
 
 
 INSTRUCTION = (

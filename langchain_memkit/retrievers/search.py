@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import add
 from typing import Any, TypeAlias
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -62,20 +63,20 @@ async def search_documents(
     # Fetch as many documents more as may be left out, so that enough remain. Without `k` and without documents to
     # leave out, the retriever decides how many it returns.
     requested = None if wanted is None or not (k or past.skipped) else wanted + len(past.skipped)
-    by_weight = found.by == "weighted"
+    by_weight, is_longer = found.by == "weighted", found.searched_for != found.question
     # In a string, added terms weigh as much as the question. To limit the harm, fuse with the results of the original
     # question.
-    careful = by_weight and found.rewritten and past.strength is not STRONG
+    careful = is_longer and past.strength is not STRONG
     results: list[Any] = []
     if by_weight and (weighted := weighted_search(retriever, past, requested or wanted, options)) is not None:
         results = await gather([invoked(weighted, found.original, {})])
         # A store that cannot search by vector may fail only when it is called: fall back to the search by text.
         if isinstance(results[0], (NotImplementedError, AttributeError, TypeError, ValueError)):
             logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
-            results, careful = [], found.rewritten
+            results, careful = [], is_longer
     if not results:
         sized, arguments = with_k(retriever, requested)
-        texts = [found.question, found.original] if careful else [found.question]
+        texts = [found.searched_for, found.original] if careful else [found.searched_for]
         results = await gather([invoked(sized, text, {**options, **arguments}) for text in texts])
     rankings = [_documents(result) for result in results]
     if k is None and not past.skipped and len(rankings) == 1:
@@ -170,19 +171,22 @@ def _takes_terms(retriever: Any) -> bool:
 
 
 async def _by_terms(bm25: Any, past: Past, k: int, question: str) -> list[Document]:
-    """Search by the BM25 score of the question plus the weighted scores of the added terms: BM25 is additive."""
+    """Search by the BM25 score of the question plus the weighted scores of the added terms: BM25 is additive.
+
+    Where nothing is left out, the sum of the added terms is capped at the most that any of them gives. All documents on
+    the topic then gain alike, and the question's own words order them; without a cap the documents that hold the most
+    added terms come first, which are those that answered before.
+    """
 
     def scored() -> list[float]:
-        words: defaultdict[float, list[str]] = defaultdict(list)
-        words[1.0] += bm25.preprocess_func(question)
-        for term in added_terms(question, past.turns, past.strength):
-            words[term.weight] += bm25.preprocess_func(term.word)
-        scores = [0.0] * len(bm25.docs)
-        for weight, tokens in words.items():
-            if tokens:
-                more = bm25.vectorizer.get_scores(tokens)
-                scores = [a + weight * float(b) for a, b in zip(scores, more, strict=True)]
-        return scores
+        scores, added, cap = [0.0] * len(bm25.docs), [0.0] * len(bm25.docs), 0.0
+        if tokens := bm25.preprocess_func(question):
+            scores = [*map(float, bm25.vectorizer.get_scores(tokens))]
+        for term in added_terms(question, past.turns):
+            if tokens := bm25.preprocess_func(term.word):
+                more = [term.weight * float(score) for score in bm25.vectorizer.get_scores(tokens)]
+                added, cap = [*map(add, added, more)], max(cap, *more)
+        return [a + (b if past.strength is STRONG else min(b, cap)) for a, b in zip(scores, added, strict=True)]
 
     scores = await cpu_bound(scored)
     return [bm25.docs[i] for i in heapq.nlargest(k, range(len(scores)), key=scores.__getitem__)]

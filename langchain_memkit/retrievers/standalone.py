@@ -22,7 +22,7 @@ PERSONAL = _words("he she they him her them his hers their theirs himself hersel
 """Personal pronouns; one that is left in a rewrite shows that the rewrite is not standalone."""
 _BACK = PERSONAL | _words("it its itself this these those")
 _POINTING = _words(
-    """one ones other others another else both two former latter first second third fourth last next previous rest same
+    """one ones other others another else both two former latter last next previous rest same
     instead option options again such earlier mentioned here equivalent counterpart"""
 )
 _BE = _words("is are was were be been s isn aren wasn weren")
@@ -38,15 +38,14 @@ _ORDERS = _words(
 )
 _HEADS = _ASKING | _AUXILIARIES | _SAYING | _TELLING | _ORDERS
 _BESIDE = _words("after before for like than versus vs with")  # "Who was before Ada?"
+# Stop words that other languages have, too: "Was kostet das in Berlin?"
+_SHARED = _words("a all also am an are as be do for had has he i im in is me no of on or over so to under was we will")
 # First words that questions in related languages do not have.
 _ENGLISH_HEADS = _words("are can could did does should would explain give tell")
 # Capitalized, but not the name of a topic.
-_TIMES = frozenset(
-    tokenize(
-        """january february march april june july august september october november december monday tuesday wednesday
-        thursday friday saturday sunday"""
-    )
-)
+_CALENDAR = """january february march april june july august september october november december
+    monday tuesday wednesday thursday friday saturday sunday"""
+_TIMES = frozenset(tokenize(_CALENDAR))
 # Words that fit any topic and so do not tell the topic.
 _VAGUE = GENERIC.union(
     tokenize(
@@ -68,12 +67,23 @@ _COMPARING = """better bigger cheaper colder earlier easier faster harder higher
 _ELLIPSIS = re.compile(
     r"\b(?:what|how) about\b|\bmore\W*$|^\W*(?:why|how|when|where|who|which|what)\W*$|\bsimilar\b(?! to\b)"
     r"|\b(?:any|some|many|most|more|few|several) (?:at|by|for|from|in|near|on|related|with)\b"
+    r"|\bthe (?:first|second|third|fourth)\b|\b(?:first|second|third|fourth)(?=\W*$)"
     r"|\bthe\b(?= (?:most|worst|\w+est)(?: (?:at|ever|for|from|in|of|on)\b|\W*$))"
     rf"|\b(?:too|then|as well|{'|'.join(_COMPARING.split())})\W*$|['\u2019]s\W*$"
     r"|\b(?:convert|translate) (?:in)?to\b|\bwho\b(?=\W+(?:\w+\W+)?(?:after|before)\b)"
 )
 _FRAGMENT = re.compile(r"^\W*(?:any|some|more|yes|no|yeah|because|both|either|neither|not)\b")
+_PERSON = re.compile(r"\b(?:he|him|his|she|hers?)\b", re.IGNORECASE)  # somebody is talked of
+_PLACE = re.compile(r"\b(?:from|in|of|to) ([A-Z]\w*)")  # "the president of France"
 _THE = re.compile(r"\b[Tt]he\s+(?=[a-z])")  # "the album": only the conversation tells which one
+_MY = re.compile(r"\b[Mm]y\s+(?=[a-z])")  # "my password": whose it is can be told, unless it was talked of
+# "the Coast", "the EU rules", not "the Ivory Coast", "the Bank of England"; "after the war"; "what is notable?"
+_OPEN = re.compile(
+    r"\b[Tt]he\s+[A-Z][\w-]*\b(?![\w-]|\W+(?:of\b|[A-Z\d]))|\b(?:after|before|during) the\b"
+    r"|\b(?:highlights?|interesting|notable|noteworthy)\b"
+)
+_FULL_NAME = re.compile(r"(?<=[\w,;:] )\W?[A-Z]\S*(?:\s+(?:(?:of|the|and|de)\s+)*[A-Z]\S*)+")  # "Barack Obama"
+_NUMBERED = re.compile(r"\b[a-z]+ #?(?!(?:19|20)\d\d\b)\d{2,}\b")  # "error 42"
 _WORD_OR_SIGN = re.compile(r"[\w'\u2019-]+|[^\w\s]")
 _LINKING = frozenset(("at", "for", "from", "in", "on", "to", "with"))
 _ENDING = STOP_WORDS.union(("between", "with")).difference(("and", "or", "most", "more"))
@@ -83,7 +93,6 @@ _BEFORE_A_NOUN = re.compile(
     re.IGNORECASE,
 )
 _LETTERS = re.compile(r"[a-z]+")
-_LOWER = re.compile(r"\b[a-z]\w*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _INNER_HEAD = re.compile(r"(?:[,;:]|\b(?:about|at|by|for|from|in|of|on|since|to|under|until|with))\s+([a-z]+)")
 _POLITE = re.compile(
@@ -97,7 +106,9 @@ _OPENING = re.compile(rf"^\W*(?:(?:{_COURTESY}|and|but)\b[\s,.!:-]*)+", re.IGNOR
 _CONTINUING = re.compile(rf"^\W*(?:(?:{_COURTESY})\b[\s,.!:-]*)*(and|but|or|then|also|plus)\b", re.IGNORECASE)
 _PAIR = re.compile(r"\bbetween\b.{1,100}\band\b|\bdifferent from\b")  # counts as a topic word: "the difference between"
 _ALSO = re.compile(r"\balso\b", re.IGNORECASE)
-_THANKS = re.compile(r"\b(?:thanks?|thank you|helpful|(?:good)?bye)\b")
+# "What is taurine?"; in the plural it may ask for more of what was said: "What are treatments?"
+_DEFINING = re.compile(r"\W*[Ww]hat is (?!the\b|.*\blike\b)(?:an? )?[\w-]+(?: [\w-]+){0,2}(?:,? and\b.*)?\?\W*")
+_THANKS = re.compile(r"(?s)^(?!.*\bbut\b).*\b(?:thanks?|thank you|helpful|(?:good)?bye)\b")
 # "What is X and why does it matter?": the pronoun's noun is in the sentence.
 _OWN_PRONOUN = re.compile(r"\band (?:why|how|what|where|when|who|which|does|do|is|are|did|its|their)\b[^?.!]*[?.!]*$")
 
@@ -130,29 +141,34 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
     if len(content) <= 1 and "?" not in question and _THANKS.search(question.lower()):
         return True, "only thanks"
     if not _is_english(read.lower()):
-        return False, "it is hardly English, whose pointing words are known"
+        return False, "the gate reads English only, and does not know"
     if not _is_whole(asked.lower(), len(content)):
         return False, "it is not a whole sentence"
     bridges, more = _bridges(asked)
+    mine = [stem for my in _MY.finditer(asked) for stem in tokenize(asked[my.end() :])[:1]]
+    texts = [text[:CHARACTERS] for turn in history[-TURNS:] for text in turn if text]
+    said, small = (set(tokenize(" ".join(some))) for some in (texts, re.findall(r"\b[a-z]\w*", " ".join(texts))))
+    if not said.isdisjoint(bridges + mine) or (mine and not re.search(r"\b[Ii]\b", asked)):
+        return False, "'the' or 'my' before what was said"
+    if _OPEN.search(asked):
+        return False, "it leaves open what is meant"
+    # "Macron" after "Emmanuel Macron", and any first or last name if somebody is talked of.
+    full = set(tokenize(" ".join(_FULL_NAME.findall(asked))))
+    short = {stem for stem, word in content.items() if stem not in full and (word.name or stem in said - small)}
+    people = short.difference(tokenize(" ".join(_PLACE.findall(asked))))
+    if not said.isdisjoint(short) or (people and any(map(_PERSON.search, texts))):
+        return False, "a name that may be short for another"
     continuing = _continuing(read)
     telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
-    telling += _PAIR.search(asked) is not None
+    telling += (_PAIR.search(asked) is not None) + bool(mine)
     if telling >= ENOUGH + (MORE if continuing else more):
         return True, "it says enough and nothing points back"
     if continuing:
         return False, f"'{continuing}' goes on from what was said"
-    said = (words_of(text or "") for turn in history[-TURNS:] for text in turn)
-    if any(word.name and stem not in _TIMES for stem, word in content.items()):
-        if more and not set().union(*said).isdisjoint(bridges):
-            return False, "'the' before what was said"
+    named = any(word.name and stem not in _TIMES for stem, word in content.items())
+    if not more and (named or _NUMBERED.search(asked) or (telling and _DEFINING.fullmatch(asked))):
         return True, "it has a name and nothing points back"
-    if not more and len(content) > 1:
-        # "Food" may have a capital only because it begins a title: then an answer writes it in lower case, too.
-        names = {stem for words in said for stem, word in words.items() if word.name}
-        lower = [" ".join(_LOWER.findall((answer or "")[:CHARACTERS])) for _, answer in history[-TURNS:]]
-        if not names.difference(*map(tokenize, lower)).isdisjoint(content):
-            return True, "it repeats a name and nothing points back"
-    return False, "'the' without a name" if more else "it says too little"
+    return False, "'the' leaves open which one" if more else "it says too little"
 
 
 def _is_english(folded: str) -> bool:
@@ -160,7 +176,8 @@ def _is_english(folded: str) -> bool:
     read = _LETTERS.findall(folded)
     if any(sentence.split(" ", 1)[0] in _ENGLISH_HEADS for sentence in _SENTENCE.split(folded.strip())):
         return True
-    return bool(read) and sum(word in STOP_WORDS for word in read) >= ENGLISH * len(read)
+    english = [word for word in read if word in STOP_WORDS]
+    return not _SHARED.issuperset(english) and len(english) >= ENGLISH * len(read)
 
 
 def _is_whole(folded: str, content: int) -> bool:
@@ -182,13 +199,13 @@ def _is_whole(folded: str, content: int) -> bool:
 
 
 def _bridges(asked: str) -> tuple[list[str], int]:
-    """Find each "the" that leaves open which one is meant ("the album").
+    """Find each "the" that leaves open which one is meant ("the album"), and "any".
 
     Returns:
         The stems of their nouns, and how many more topic words the sentence needs because of them.
     """
     found: list[str] = []
-    more = 0
+    more = MORE if re.search(r"\bany\b", asked) else 0  # "any awards": of what was said
     for the in _THE.finditer(asked):
         # The noun is the words up to the first name, stop word or punctuation mark; two tokens from there are read.
         after = [*_WORD_OR_SIGN.findall(asked[the.end() : the.end() + NOUN_PHRASE]), "", ""]

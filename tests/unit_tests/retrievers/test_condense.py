@@ -195,15 +195,30 @@ def test_llm_asks_without_the_gate(run: Run) -> None:
 
 
 def test_weighted_never_asks(run: Run) -> None:
-    """The terms of the conversation are added; the gate still keeps what stands alone."""
+    """The terms of the conversation are added to every question, and not to the one that a person reads."""
     inner, model = Echo(), Recorder()
     retriever = over(inner, model, mode="weighted")
     found = run(retriever, "condense_question", FOLLOW_UP, TALK)
     assert found.by == "weighted"
-    assert "Macron" in found.question
-    assert found.reason == "'he' points back"
-    assert run(retriever, "condense_question", "Where was Barack Obama born?", TALK).by == "gate"
+    assert (found.question, found.rewritten) == (FOLLOW_UP, False)
+    assert found.searched_for.startswith(FOLLOW_UP)
+    assert "Macron" in found.searched_for
+    assert run(retriever, "condense_question", "Where was Barack Obama born?", TALK).by == "weighted"
     assert model.calls == []
+
+
+def test_without_a_model_no_gate_is_asked(run: Run) -> None:
+    """It would only lose what the weights find: `auto` is `weighted`, in every language."""
+
+    def gate(question: str, history: Any) -> tuple[bool, str]:
+        raise AssertionError
+
+    for question in ("Where was Barack Obama born?", FOLLOW_UP, "Wie alt ist er?"):
+        auto, weighted = (
+            run(Ruled(retriever=Echo(), gate=gate, mode=mode), "condense_question", question, TALK)
+            for mode in ("auto", "weighted")
+        )
+        assert (auto.by, auto.searched_for) == ("weighted", weighted.searched_for)
 
 
 def test_off_is_the_inner_retriever(run: Run) -> None:
@@ -275,7 +290,8 @@ def test_a_failing_model_changes_nothing_for_the_user(run: Run, fault: str, capl
     retriever, plain = over(Echo(), Recorder(answer)), over(Echo())
     with caplog.at_level(logging.WARNING):
         found = run(retriever, "condense_question", FOLLOW_UP, TALK)
-    assert (found.by, found.question) == ("weighted", plain.condense_question(FOLLOW_UP, TALK).question)
+    assert (found.by, found.question) == ("weighted", FOLLOW_UP)
+    assert found.searched_for == plain.condense_question(FOLLOW_UP, TALK).searched_for != FOLLOW_UP
     assert why in found.reason
     assert len(caplog.records) == 1
     assert FOLLOW_UP not in caplog.text
@@ -318,7 +334,8 @@ def test_what_is_left_as_it_was_though_it_points_back(run: Run) -> None:
     """A model that returns "How old is he?" does not end the search: the terms are weighted."""
     found = run(over(Echo(), Recorder(FOLLOW_UP)), "condense_question", FOLLOW_UP, TALK)
     assert (found.by, found.reason) == ("weighted", "the rewrite was refused: it still points back")
-    assert "Macron" in found.question
+    assert found.question == FOLLOW_UP
+    assert "Macron" in found.searched_for
 
 
 def test_checks(run: Run) -> None:
@@ -580,6 +597,7 @@ def test_metadata_and_event(run: Run) -> None:
         "by": "model",
         "reason": "the model rewrote it",
         "seconds": told["seconds"],
+        "searched_for": GOOD,
     }
     assert [d.metadata["memkit_question"] for d in found] == [told, told]
     assert (found[0].id, found[0].metadata["page"]) == ("1", 1)
