@@ -70,7 +70,7 @@ class VectorMemory(DerivedMemory):
             `search` has no floor. With another vector store only words, names and dates count: its similarities have a
             scale of their own.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
-            1,000 characters with an overlap of 100.
+            300 characters, cut at sentences.
         max_records: How many records to keep per user; beyond that, the oldest that were never recalled are evicted.
             None keeps all.
         ttl: Seconds after which a record expires; records of turns that expire go with them. None keeps records.
