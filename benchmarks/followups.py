@@ -28,8 +28,8 @@ Bars, on data that was named, in full, with BM25 and MiniLM. `memkit weighted`, 
 and .75, of iKAT .70 and .85; in the mean of these four above the previous turn and above rare terms, in recall@10 and
 MRR. `weighted`, `auto` and `any retriever`, unmasked or with 1,000 more: on no set more than .01 below the raw
 question. The gate, on each set by BM25: at least 95% of what it passes loses nothing to the weights, and as much
-nothing to a person; it passes at least 20% of the questions that people left as they were. By MiniLM these shares are
-told and not barred: so few questions pass on CANARD and CAsT 2020 that one which loses is more than 5%.
+nothing to a person; it passes at least 20% of what people left as it was. By MiniLM these shares are told and not
+barred: on CANARD and CAsT 2020 so few questions pass that one which loses is more than 5%.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ import heapq
 import inspect
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import add
 from typing import Any, TypeAlias
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -179,14 +178,16 @@ async def _by_terms(bm25: Any, past: Past, k: int, question: str) -> list[Docume
     """
 
     def scored() -> list[float]:
-        scores, added, cap = [0.0] * len(bm25.docs), [0.0] * len(bm25.docs), 0.0
+        scores, added, cap = [0.0] * len(bm25.docs), Counter[int](), 0.0
         if tokens := bm25.preprocess_func(question):
             scores = [*map(float, bm25.vectorizer.get_scores(tokens))]
         for term in added_terms(question, past.turns):
             if tokens := bm25.preprocess_func(term.word):
-                more = [term.weight * float(score) for score in bm25.vectorizer.get_scores(tokens)]
-                added, cap = [*map(add, added, more)], max(cap, *more)
-        return [a + (b if past.strength is STRONG else min(b, cap)) for a, b in zip(scores, added, strict=True)]
+                more = map(float, bm25.vectorizer.get_scores(tokens))
+                found = {i: term.weight * score for i, score in enumerate(more) if score}
+                cap = max([cap, *found.values()])
+                added.update(found)
+        return [score + (added[i] if past.strength is STRONG else min(added[i], cap)) for i, score in enumerate(scores)]
 
     scores = await cpu_bound(scored)
     return [bm25.docs[i] for i in heapq.nlargest(k, range(len(scores)), key=scores.__getitem__)]

@@ -105,7 +105,6 @@ _COURTESY = (
 _OPENING = re.compile(rf"^\W*(?:(?:{_COURTESY}|and|but)\b[\s,.!:-]*)+", re.IGNORECASE)
 _CONTINUING = re.compile(rf"^\W*(?:(?:{_COURTESY})\b[\s,.!:-]*)*(and|but|or|then|also|plus)\b", re.IGNORECASE)
 _PAIR = re.compile(r"\bbetween\b.{1,100}\band\b|\bdifferent from\b")  # counts as a topic word: "the difference between"
-_ALSO = re.compile(r"\balso\b", re.IGNORECASE)
 # "What is taurine?"; in the plural it may ask for more of what was said: "What are treatments?"
 _DEFINING = re.compile(r"\W*[Ww]hat is (?!the\b|.*\blike\b)(?:an? )?[\w-]+(?: [\w-]+){0,2}(?:,? and\b.*)?\?\W*")
 _THANKS = re.compile(r"(?s)^(?!.*\bbut\b).*\b(?:thanks?|thank you|helpful|(?:good)?bye)\b")
@@ -155,8 +154,8 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
     # "Macron" after "Emmanuel Macron", and any first or last name if somebody is talked of.
     full = set(tokenize(" ".join(_FULL_NAME.findall(asked))))
     short = {stem for stem, word in content.items() if stem not in full and (word.name or stem in said - small)}
-    people = short.difference(tokenize(" ".join(_PLACE.findall(asked))))
-    if not said.isdisjoint(short) or (people and any(map(_PERSON.search, texts))):
+    people = short.difference(tokenize(" ".join(_PLACE.findall(asked)))) and any(map(_PERSON.search, texts))
+    if people or not said.isdisjoint(short):
         return False, "a name that may be short for another"
     continuing = _continuing(read)
     telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
@@ -237,7 +236,7 @@ def _continuing(question: str) -> str:
         if sentence.rstrip().endswith("?") or not _POLITE.match(sentence.lower()):
             begins = _CONTINUING.match(sentence)
             if begins or _OPENING.sub("", sentence).strip(" ,.!?"):
-                return begins.group(1).lower() if begins else "also" if _ALSO.search(question) else ""
+                return begins.group(1).lower() if begins else "also" if re.search(r"(?i)\balso\b", question) else ""
     return ""
 
 
