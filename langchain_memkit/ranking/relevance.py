@@ -14,7 +14,7 @@ from langchain_memkit.ranking.speakers import ME, YOU, AddressedSpeakers
 from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 FLOOR = 1.0  # what floor="auto" means
-NEARNESS, USUAL = 0.8, 0.6  # points per standard deviation of the cosine; deviations above the mean that score 0
+NEARNESS, USUAL = 0.8, 0.65  # points per standard deviation of the cosine; deviations above the mean that score 0
 LOWEST = -2.0  # lower bound in deviations: many words in common may outweigh vectors that see no likeness
 UNKNOWN = -0.35  # points without vectors, so that words have to match a little better
 WHOLE, MOST = 1.0, 0.75  # points for a record with at least this share of the words, where no scale is known
@@ -54,7 +54,7 @@ def relevance_to(
 
     - the words of the question that the record contains, each by its rarity (`idf`, as in at least 50 records);
     - 0.8 for each standard deviation by which the cosine of question and record is above the usual cosine between this
-      user's own records of different sessions, less 0.48, but never under -1.6 (see `Index.usual`). So each embedder
+      user's own records of different sessions, less 0.52, but never under -1.6 (see `Index.usual`). So each embedder
       has its own scale, and a name or topic that all records share counts nothing. -0.35 if the question has no
       vector, so that one rare word alone is not enough;
     - 1 for a record of a past day that the question names, less for one of the days around it;

@@ -10,7 +10,7 @@ from benchmarks.dialogues import language_slices, score
 from benchmarks.recall_floors import kept
 from langchain_memkit.ranking.ranking import Ranking
 
-FLOORS = {"german": 0.765, "spanish": 0.715, "chinese": 0.815}  # R@1,024 with WordLlama; .02 below what was measured
+FLOORS = {"german": 0.717, "spanish": 0.792, "chinese": 0.817}  # R@1,024 with WordLlama; .02 below what was measured
 LOST = 0.1  # of the evidence, by the floor
 BELOW = 0.015  # how much less than BM25 is no loss
 BM25 = Ranking(relevance=0.0, speaker=0.0, neighbours=0.0, session=0.0, date=0.0)
