@@ -476,7 +476,10 @@ def records_of(rows: Sequence[IndexRow], dims: int | None) -> tuple[list[CachedR
             entry = _entry(row)
             if row.stems_version != STEMS_VERSION:
                 document = CachedText(row.text, row.metadata).document(entry.id)
-                entry = entry if document is None else replace(entry, said=index_record_of(document).said)
+                if document is not None:
+                    if not any(part.role for part in entry.said):  # a plain document, whose metadata may hold anything
+                        document = Document(document.page_content, id=entry.id)
+                    entry = replace(entry, said=index_record_of(document).said)
             found.append(CachedRecord(entry, vector, CachedText(row.text, row.metadata), row.digest))
         except UNREADABLE:
             damaged.add(row.stamp)

@@ -274,7 +274,7 @@ def cells_of(document: Mapping[str, Any]) -> IndexRow:
     get = document.get
     shown = get("text"), get("metadata"), get("digest")
     return IndexRow(
-        int(document["stamp"]), facts, vector_of(document), *shown, get("v"), get("step"), get("stems_version")
+        int(document["stamp"]), facts, vector_of(document), *shown, get("v"), get("stems_version"), get("step")
     )
 
 
