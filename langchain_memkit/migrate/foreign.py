@@ -242,6 +242,9 @@ def _of_memory(memory: Any) -> Iterator[Turn]:
         yield unreadable("a summary of messages that the memory no longer holds: it is not moved")
     memory = getattr(memory, "memory", memory)  # `ReadOnlySharedMemory` wraps another memory
     history = getattr(memory, "chat_memory", memory)
+    if not isinstance(history, list) and not hasattr(history, "messages"):
+        msg = f"a {type(memory).__name__} holds no messages: pass its memories one by one, or their chat histories"
+        raise ConfigurationError(msg)
     for i, message in enumerate(list(history if isinstance(history, list) else history.messages)):
         if not isinstance(message, BaseMessage):
             yield unreadable(f"message {i}: a {type(message).__name__}, not a message")

@@ -36,6 +36,7 @@ from langchain_memkit import (
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
     MongoDBVectorStore,
+    PreferenceMemory,
     RunnableWithMessageHistory,
     SpacyEntityExtractor,
     SQLiteChatMessageHistory,
@@ -59,6 +60,7 @@ from langchain_memkit.explain import RecalledRecord, ShownMessage, TurnExplanati
 from langchain_memkit.memories.composed import ComposedMemoryFactory
 from langchain_memkit.memories.entity import EntityMemoryFactory
 from langchain_memkit.memories.key_value import KeyValueMemoryFactory
+from langchain_memkit.memories.preferences import Preference
 from langchain_memkit.memories.vector import Hit, HitList, VectorMemoryFactory
 from langchain_memkit.migrate import (
     MigrationReport,
@@ -220,6 +222,9 @@ def memories(model: BaseChatModel, retriever: BaseRetriever) -> None:
     entities = EntityMemory.factory(SpacyEntityExtractor(), SQLiteKeyValueStore("chat.db"))
     assert_type(entities, EntityMemoryFactory)
     assert_type(entities("s1", "u1"), EntityMemory)
+    wishes = PreferenceMemory.factory(SQLiteKeyValueStore("chat.db"))
+    assert_type(wishes("s1", "u1"), PreferenceMemory)
+    assert_type(wishes("s1", "u1").preferences(), list[Preference])
     books = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk."})
     assert_type(books.load("Skeleton Songs"), list[BaseMessage])
     assert_type(KeyValueMemory.factory(MongoDBKeyValueStore(URI)), KeyValueMemoryFactory)

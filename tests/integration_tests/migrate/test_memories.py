@@ -83,7 +83,7 @@ def test_what_cannot_move_is_said(histories: Any) -> None:
     assert report.messages == 1
     assert "a summary of messages" in report.skipped[0]
     assert "a str, not a message" in report.skipped[1]
-    with pytest.raises(AttributeError, match="'CombinedMemory' object has no attribute 'messages'"):
+    with pytest.raises(ConfigurationError, match="a CombinedMemory holds no messages: pass its memories one by one"):
         migrate(langchain_memory_source({"s1": CombinedMemory(memories=[])}), histories, progress=False)
     wrong: Any = SQLiteChatMessageHistory
     with pytest.raises(ConfigurationError, match=r"X\.factory\(\.\.\.\), not the class SQLiteChatMessageHistory"):
