@@ -26,7 +26,6 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
-from benchmarks.common import TEXTS
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import (
@@ -67,7 +66,12 @@ def test_the_default_counts_as_langchain_core(batch: list[BaseMessage]) -> None:
 @pytest.mark.parametrize("language", ["chinese", "japanese", "korean"])
 def test_dense_scripts_are_counted_within_fifteen_percent(language: str) -> None:
     """The default beside o200k_base, in messages, content blocks and single texts."""
-    texts = (TEXTS / f"{language}.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    texts = (
+        (Path(__file__).parents[3] / "benchmarks" / "texts" / f"{language}.txt")
+        .read_text(encoding="utf-8")
+        .strip()
+        .split("\n\n")
+    )
     exact = OpenAITokenCounter("o200k_base")([HumanMessage(text) for text in texts])
     as_blocks: list[BaseMessage] = [HumanMessage([{"type": "text", "text": text}]) for text in texts]
     for told in (approximate_tokens([HumanMessage(t) for t in texts]), sum(map(count_text, texts))):
