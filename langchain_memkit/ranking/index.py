@@ -250,11 +250,12 @@ class Index:
     def _shared_words(self, rows: npt.NDArray[np.int64]) -> Floats:
         """Return the share of words that each two of some records have in common."""
         numbers: dict[str, int] = {}
-        words = [{stem for part in self.view.entries[row].said for stem in part.stems} for row in rows]
-        cells = [(i, numbers.setdefault(word, len(numbers))) for i, some in enumerate(words) for word in some]
+        entries, places = self.view.entries, array("q")
+        for i, row in enumerate(rows):
+            for word in {stem for part in entries[row].said for stem in part.stems}:
+                places.extend((i, numbers.setdefault(word, len(numbers))))
         table = np.zeros((len(rows), len(numbers)), np.float32)
-        if cells:
-            table[tuple(np.array(cells).T)] = 1
+        table[np.array(places[::2]), np.array(places[1::2])] = 1
         sizes = np.maximum(table.sum(axis=1), 1)
         shared: Floats = table @ table.T / np.sqrt(sizes[:, None] * sizes)
         return shared

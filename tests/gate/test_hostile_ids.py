@@ -19,6 +19,7 @@ import langchain_memkit
 from langchain_memkit import (
     LangGraphKeyValueStore,
     MongoDBChatMessageHistory,
+    PreferenceMemory,
     SQLiteChatMessageHistory,
     SQLiteVectorStore,
     VectorMemory,
@@ -137,9 +138,11 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
         where = InMemoryStore()
     if cls is VectorMemory:
         where, given = SQLiteVectorStore(":memory:", EMBEDDING), {**given, "user_id": "u1"}
+    leading = () if cls is PreferenceMemory else (where,)  # which has an id first, and its store by name
+    given |= {"user_id": "u1"} if cls is PreferenceMemory else {}
     if method == "__init__":
-        return cls(where, **given | {parameter: value})
-    target = cls.factory(where) if owner.endswith("factory()") else cls(where, **given)
+        return cls(*leading, **given | {parameter: value})
+    target = cls.factory(where) if owner.endswith("factory()") else cls(*leading, **given)
     needed = {
         "messages": [HumanMessage("x")],
         "session_id": "s1",
