@@ -63,6 +63,7 @@ def test_a_memory_moved_twice_is_stored_once(histories: Any, kind: Any, style: s
     assert [m.id for m in histories("s1", "u1").messages[:6]] == [m.id for m in stored]
 
 
+@pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
 def test_histories_and_lists(histories: Any) -> None:
     """The dict of histories that LangChain's guides keep moves as it is; ids that are there stay."""
     kept = {"s1": InMemoryChatMessageHistory(), "s2": [HumanMessage("one", id="h1"), AIMessage("two", id="a1")]}
