@@ -34,7 +34,7 @@ OTHERS = {
     ihre ihrem ihren ihrer im in ist ja jetzt kann mehr mein meine meinem meinen meiner mich mir mit muss nach nein
     nicht nichts noch nun ob schon sehr sein seine seinem seinen seiner seit sich sie sind so uber und uns unser
     unsere unserem unseren vom von vor wann war waren warum was wenn wer werde werden wie wir wird wo wurde zu zum
-    zur""",
+    zur habt welche""",
     "french": """
     ai as au aux avais avait avec avez avions avoir avons c ca ce cela ces cet cette comme d dans de des donc du
     elle elles en est et etait etais ete etes etre eu fait il ils j je jusqu l la le les leur leurs lui m ma mais me
@@ -185,10 +185,12 @@ def _content(words: list[str], language: str) -> list[str]:
 
 
 def _language(words: list[str]) -> str:
-    """Return the language with the most function words among these; English if it has as many."""
+    """Return the language with the most function words among these, two or more; English if it has as many."""
     if FOREIGN.isdisjoint(words):
         return "english"
-    return max(FUNCTION_WORDS, key=lambda name: sum(map(FUNCTION_WORDS[name].__contains__, words)))
+    found = {name: sum(map(known.__contains__, words)) for name, known in FUNCTION_WORDS.items()}
+    best = max(found, key=lambda name: found[name])
+    return best if found[best] > 1 else "english"  # one alone may be an English word: "soy milk", "todo list"
 
 
 def _stemmed(words: list[str], language: str) -> list[str]:

@@ -272,15 +272,15 @@ def needs_index(lines: Sequence[RoundLine], begun: StoredSession, known: StoredR
 
 def plan_rounds(
     rounds: Sequence[Round],
-    ids: Sequence[str],
+    drafts: Sequence[Sequence[Document]],
     last: Document | None,
     records: Mapping[str, Document],
     known: StoredRounds,
 ) -> list[PlannedLines]:
     """Plan which lines of a turn to store, and in which rounds: new lines in order, none if all is stored already.
 
-    `ids` are those that the turn's rounds would have as new ones, `last` is the session's last record, `records` are
-    stored ones with any of these ids, and `known` are the messages and rounds that are stored.
+    `drafts` are the records that the turn's rounds would have as new ones, `last` is the session's last record,
+    `records` are stored ones with any of their ids, and `known` are the messages and rounds that are stored.
     """
     parts: list[PlannedLines] = []
     # `where` is the stored round that the next line would continue, `before` the role of the line in front of it.
@@ -292,13 +292,14 @@ def plan_rounds(
         where = stored_round_id(last)
         before = known.ends.get(where, "")
     fresh: PlannedLines | None = None  # the new round that lines are added to
-    for i, (round_, name) in enumerate(zip(rounds, ids, strict=True)):
-        again = False
+    for i, (round_, draft) in enumerate(zip(rounds, drafts, strict=True)):
+        again, name = False, stored_round_id(draft[0])
         # Without message ids a retry is only recognizable by its text: skip a round that a stored record already says.
         if not any(line.message for line in round_.lines):
             stored = records.get(name)
             holder = next((d for d in (stored, last) if d is not None and _holds(d, round_.lines, d is last)), None)
-            if holder is not None:
+            if holder is not None or all(_same(records.get(str(d.id)), d) for d in draft):
+                holder = holder or draft[0]
                 where, fresh = stored_round_id(holder), None
                 before = known.ends.get(where, "")
                 continue
@@ -351,6 +352,10 @@ def stored_round_id(document: Document) -> str:
 
 def _words(lines: Iterable[RoundLine]) -> list[tuple[str, str]]:
     return [(line.role, line.text) for line in lines]
+
+
+def _same(stored: Document | None, draft: Document) -> bool:
+    return stored is not None and stored.page_content == draft.page_content
 
 
 def _holds(stored: Document, lines: Sequence[RoundLine], is_last: bool) -> bool:

@@ -130,7 +130,7 @@ async def _new(
         if any(line.message for line in round_.lines) and (rest := missing_chunks(draft, begun.records)):
             known.hold(name, [line.message for line in round_.lines], round_.lines[-1].role)
             documents += rest
-    parts = plan_rounds(rounds, ids, last, begun.records, known)
+    parts = plan_rounds(rounds, drafts, last, begun.records, known)
     expected: dict[str, str] = {}
     # Positions are microseconds since 1970, but always behind the last record: clocks of several writers may differ.
     position = max(to_microseconds(rounds[0].at), begun.position + ROOM)

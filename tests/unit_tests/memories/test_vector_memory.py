@@ -551,3 +551,12 @@ def test_a_round_that_grows_stays_before_the_next(embeddings: CountingEmbeddings
     rounds = [entry.round_id for entry in in_order]
     assert len(set(rounds)) == 3
     assert rounds == sorted(rounds, key=rounds.index)
+
+
+def test_a_long_turn_without_ids_is_stored_once(make: Callable[..., VectorMemory], path: Path) -> None:
+    """A retry is told by its text, also where that is several records."""
+    said = turn("What about the harbour?", " ".join(f"Sentence {i} is of the harbour." for i in range(40)))
+    for _ in range(2):
+        make().save(said)
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT count(*), count(DISTINCT round_id) FROM vectors").fetchone() == (6, 1)

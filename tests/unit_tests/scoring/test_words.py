@@ -144,3 +144,10 @@ def test_irregular_forms(forms: str, stem: str) -> None:
 def test_elided_articles() -> None:
     """French and Italian write them at the word."""
     assert tokenize("all'acqua dell'acqua l'acqua acqua") == ["acqua"] * 4
+
+
+@pytest.mark.parametrize("text", ["soy milk", "Soy allergy?", "todo list", "tai chi class", "Elle magazine"])
+def test_one_foreign_function_word_makes_no_other_language(text: str) -> None:
+    """It may be an English word, which must not be lost."""
+    assert language_of(text) == "english"
+    assert len(tokenize(text)) == len(text.split())
