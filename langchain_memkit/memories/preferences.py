@@ -144,7 +144,9 @@ def current(rows: Collection[Preference], now: datetime) -> list[Preference]:
                 if 2 * len(words & words_of(other.text)) >= max(len(words), 1):
                     del kept[kinds]
         else:
-            last = next((kinds for kinds in reversed(kept) if kept[kinds].session_id == row.session_id), None)
+            # not one that was added by hand
+            said = (kinds for kinds in reversed(kept) if kept[kinds].message_id)
+            last = next((kinds for kinds in said if kept[kinds].session_id == row.session_id), None)
             kept.pop(last or frozenset(), None)
     return list(kept.values())
 
@@ -313,6 +315,8 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
     def remove(self, text: str) -> int:
         """Delete a line of the user, in whichever session it was said; an older one that it had replaced holds again.
+
+        `rebuild` finds it again while its message stands in the transcript.
 
         Args:
             text: The whole line, as `preferences` lists it.

@@ -31,6 +31,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 FIRST = 64  # initial capacity, in vectors; it doubles
 FAR = 2**62  # positions are clamped to this, so that they fit 64 bits
 FEW = 16  # records; fewer do not tell how similar records usually are
+STEMS = 500  # words of a message that are compared with others
 SAMPLE = 256  # records compared with each other to estimate that
 GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
 ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
@@ -252,7 +253,7 @@ class Index:
         numbers: dict[str, int] = {}
         entries, places = self.view.entries, array("q")
         for i, row in enumerate(rows):
-            for word in {stem for part in entries[row].said for stem in part.stems}:
+            for word in {stem for part in entries[row].said for stem in part.stems[:STEMS]}:
                 places.extend((i, numbers.setdefault(word, len(numbers))))
         table = np.zeros((len(rows), len(numbers)), np.float32)
         table[np.array(places[::2]), np.array(places[1::2])] = 1
