@@ -31,6 +31,8 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain import aexplain_turn
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.memories.vector.core import check_floor
+from langchain_memkit.memories.vector.recalling import SURE
+from langchain_memkit.messages.notes import records_of
 from langchain_memkit.ranking import relevance
 from langchain_memkit.ranking.ranking import Question, Ranking, best_first
 from langchain_memkit.ranking.relevance import FLOOR
@@ -93,6 +95,20 @@ def test_requests_about_records_are_no_tasks(question: str) -> None:
     memory.save([HumanMessage("Carol presented the quarterly budget to the board."), AIMessage("Good.")])
     assert "Carol" in memory.load(question)[0].text
     assert memory.load("Write a poem about the stars.") == []
+
+
+def test_near_the_floor_every_record_is_related_itself(saved: Callable[[str], list[Kept]]) -> None:
+    """A prompt that one record is related to by chance does not bring others along."""
+    near = 0
+    for system in saved("wordllama"):
+        memory = system.memories("q", "u1")
+        for prompt in (TEXTS / "everyday.txt").read_text(encoding="utf-8").splitlines():
+            relations = {hit.text: hit.relation for hit in memory.search(prompt, k=100)}
+            quoted = [record.text for note in memory.load(prompt) for record in records_of(note)]
+            if quoted and max(relations.values()) < FLOOR + SURE:
+                near += 1
+                assert all(relations[text] >= FLOOR for text in quoted)
+    assert near > 5
 
 
 def test_a_question_with_pronouns_only_recalls_nothing(make: Callable[..., VectorMemory]) -> None:
