@@ -273,7 +273,7 @@ class Words(InMemory):
 
     def scores(self, question: str) -> Any:
         (tokens,) = self.tokens([question])
-        return self.index.get_scores(tokens)
+        return self.index.get_scores(tokens) if tokens else np.zeros(len(self.turns))
 
     def search(self, question: str, k: int) -> list[Found]:
         return self.records(self.scores(question), k)

@@ -113,7 +113,7 @@ class Ranking:
     lexical: float = 1.0
     neighbours: float = 0.3
     session: float = 0.3
-    speaker: float = 0.7
+    speaker: float = 0.6
     date: float = 1.0
     recency: float = 0.0
     importance: float = 0.0

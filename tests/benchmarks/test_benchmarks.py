@@ -11,6 +11,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from benchmarks import recall_chats
+
 ROOT = Path(__file__).parents[2]
 PARTS = {
     "standalone": {"memkit", "peer", "peer_history_size", "peer_equal_writes", "floor", "chain"},
@@ -339,6 +341,37 @@ def test_the_followups_benchmark_has_every_row(tmp_path: Path) -> None:
     assert all(row["low"] <= row["value"] <= row["high"] for row in differences)
     assert [data["name"] for data in result["data"]] == ["own (no evidence of quality)"]
     assert not [ratio for ratio in result["ratios"] if "bar" in ratio]  # it judges nothing
+
+
+def test_kinds_of_chat_are_compared_with_rank_fusion(tmp_path: Path) -> None:
+    """Statements of a person in chats of other topics, and answers, each asked of three systems."""
+    people = ["a violinist", "allergic to peanuts", "from Lisbon", "a night nurse"]
+    topics = [
+        {
+            "number": str(i),
+            "ptkb": {"1": f"I am {people[i]}, as you know."},
+            "turns": [
+                {
+                    "utterance": text,
+                    "resolved_utterance": f"{text} I am {people[i]}.",
+                    "response": f"Think of {word} first. " * 12,
+                    "ptkb_provenance": [1] * (word == "food"),
+                }
+                for text, word in ((f"And what about food {i}?", "food"), (f"And for my holidays {i}?", "weather"))
+            ],
+        }
+        for i in range(4)
+    ]
+    (tmp_path / "small_topics.json").write_text(json.dumps(topics))
+    told, answered = [*recall_chats.statements(topics)], [*recall_chats.answers(topics)]
+    assert [len(asked) for _, asked in told] == [1] * 4 * recall_chats.DRAWN
+    assert sum(len(asked) for _, asked in answered) == 4
+    for chats in (told[:2], answered):
+        rows = recall_chats.measured(chats, "wordllama")
+        assert list(rows) == ["langchain-memkit", "rank fusion, 250", "rank fusion, 1,000"]
+        assert all(((some >= 0) & (some <= 1)).all() for some in rows.values())
+        assert rows["langchain-memkit"][:, recall_chats.METRICS.index("answer words")].mean() > 0.9
+    assert recall_chats.topics_in(tmp_path) == topics
 
 
 def test_the_committed_followups_result_is_of_a_full_run() -> None:
