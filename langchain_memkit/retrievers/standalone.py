@@ -158,7 +158,8 @@ def stands_alone(question: str, history: Sequence[Turn]) -> tuple[bool, str]:
     if people or not said.isdisjoint(short):
         return False, "a name that may be short for another"
     continuing = _continuing(read)
-    telling = sum(stem not in _VAGUE and not stem.isdigit() for stem in content)
+    # A number or a date tells when, not what: "what album was released june 2010"
+    telling = sum(stem not in _VAGUE | _TIMES and not stem.isdigit() for stem in content)
     telling += (_PAIR.search(asked) is not None) + bool(mine)
     if telling >= ENOUGH + (MORE if continuing else more):
         return True, "it says enough and nothing points back"

@@ -61,6 +61,7 @@ def test_what_points_back_does_not(question: str) -> None:
         "Did the president visit Germany?",
         "I mean Germany.",
         "What is the weather like in June?",
+        "what album was released june 2010",
         "Animations and Pixar.",
         "Did the band tour in Japan?",
         "What did Merkel say during the incident?",
