@@ -41,68 +41,88 @@ FOREIGN_CALENDARS = {
     im=in seit=since am=on heute=today gestern=yesterday vor=ago einem=a einer=a tagen=day woche=week wochen=week
     wochenende=weekend monat=month monaten=month jahr=year jahren=year letzte=last letzten=last letzter=last
     letztes=last diese=this dieser=this diesen=this dieses=this anfang=early ende=late mitte=mid zwischen=between
-    und=and bis=until""",
+    und=and bis=until nach=after heiligabend=24_december silvester=31_december""",
     "french": """
     janvier fevrier mars avril mai juin juillet aout septembre octobre novembre decembre
     lundi mardi mercredi jeudi vendredi samedi dimanche
     deux trois quatre cinq six sept huit neuf dix
     en=in depuis=since hier=yesterday aujourd=today a=ago un=a une=a jour=day jours=day semaine=week semaines=week
     mois=month an=year ans=year annee=year dernier=last derniere=last ce=this cet=this cette=this debut=early fin=late
-    mi=mid entre=between et=and de=of""",
+    mi=mid entre=between et=and de=of avant=before apres=after""",
     "spanish": """
     enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre
     lunes martes miercoles jueves viernes sabado domingo
     dos tres cuatro cinco seis siete ocho nueve diez
     en=in desde=since el=on hoy=today ayer=yesterday hace=ago un=a una=a dia=day dias=day semana=week semanas=week
     mes=month meses=month ano=year anos=year pasado=last pasada=last este=this esta=this principios=early finales=late
-    mediados=mid entre=between y=and de=of del=of""",
+    mediados=mid entre=between y=and de=of del=of antes=before despues=after hasta=until
+    nochebuena=24_december nochevieja=31_december""",
 }
 
 
 def _translations(table: str) -> dict[str, str]:
     months, days, numbers, others = table.strip().split("\n", 3)
     found = dict(zip(f"{months}{days}{numbers}".split(), [*NAMES, *DAYS, *NUMBERS[1:]], strict=True))
-    return found | dict(pair.split("=") for pair in others.split())
+    return found | dict(pair.replace("_", " ").split("=") for pair in others.split())
 
 
 TRANSLATIONS = {language: _translations(table) for language, table in FOREIGN_CALENDARS.items()}
 WORD = re.compile(r"[a-z]+", re.IGNORECASE | re.ASCII)
 UNIT = "day|week|weekend|month|year"
+MANY = {name: i for i, name in enumerate(NUMBERS, 1)} | {"couple of": 2, "few": 3}
 SLASHED = re.compile(r"\b([0-3]?\d)([/.])([0-3]?\d)[/.]((?:19|20)\d\d)\b", re.ASCII)
 
 NAMED = "|".join(sorted(MONTHS, key=len, reverse=True))
-MONTH = rf"(?P<month>{NAMED})\b\.?"
+VERBS = "may (?:I|be|have|not|also|need|never)|march (?:against|forward|home|into|off|past|through|together)"
+MONTH = rf"(?P<month>(?!(?-i:{VERBS})\b)(?:{NAMED}))\b\.?"
 YEAR = r"(?P<year>(?:19|20)\d\d)\b"
 DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th|er|\.)?"
-OF_YEAR = rf"(?:(?:,| of)? {YEAR})?"
-PARTS = {"early": (1, 10), "mid": (11, 20), "late": (21, 31), "beginning": (1, 10), "middle": (11, 20), "end": (21, 31)}
-MONTH_ALONE = rf"\b(?:in|during|since|until|last|of) {MONTH}"  # else it may be no month: "may", "march"
+OF_YEAR = rf"(?:(?:,| of| in)? {YEAR})?"
+PERIOD = rf"(?:the year )?(?:{MONTH}{OF_YEAR}|(?P<only>(?:19|20)\d\d)\b)"
+NTH = ("early beginning first", "mid middle second", "late end third", "fourth")
+PLACES = {word: i for i, words in enumerate(NTH) for word in words.split()}
+OPEN = "before|after|since"
+# "Just after 7 May" and "the week before 7 May" mean days near that one.
+NEAR = ("day", "night", "week", "weekend", "month", "year", "shortly", "soon", "just", "right")
+# Else it may be no month: "may", "march".
+MONTH_ALONE = rf"\b(?:in|during|until|last|of|{OPEN}) {MONTH}"
+# Groups of one pattern have one name each, and the first group is never empty: where the date begins.
 ABSOLUTE = [
     re.compile(pattern, re.IGNORECASE | re.ASCII)
     for pattern in (
         rf"\b{YEAR}-(?P<number>[01]\d)(?:-(?P<day>[0-3]\d))?\b",
         rf"\b(?:between|from) (?P<begin>{NAMED}) (?:and|to|until) {MONTH}{OF_YEAR}",
-        rf"\b(?P<part>{'|'.join(PARTS)})(?: of)?(?: |-){MONTH}{OF_YEAR}",
+        rf"\b(?P<nth>early|mid|late|(?:beginning|middle|end)(?= of))(?: of)?(?: |-){PERIOD}",
+        rf"\b(?P<nth>first|second|third|fourth|last) (?P<piece>week(?:end)?|half|(?:few )?days) (?:of|in) {PERIOD}",
         rf"\b{DAY}(?: of)? {MONTH}{OF_YEAR}",
         rf"\b{MONTH} {DAY}\b(?:,? {YEAR})?",
-        rf"\b{MONTH}(?:,| of)? {YEAR}",
+        rf"\b{MONTH}(?:,| of| in)? {YEAR}",
         MONTH_ALONE,
-        rf"\b(?:in|during|since|of|year|spring|summer|autumn|fall|winter) {YEAR}",
+        rf"\b(?:in|during|of|year|spring|summer|autumn|fall|winter|{OPEN}) {YEAR}",
     )
 ]
 RELATIVE = re.compile(
     r"\b(?:(?P<near>today|tonight|yesterday|last night|this morning)"
     r"|(?P<which>last|this) (?P<unit>week|weekend|month|year)"
-    rf"|(?:last|on|this) (?P<weekday>{'|'.join(DAYS)})"
-    rf"|(?P<many>\d{{1,3}}|an?|{'|'.join(NUMBERS)}) (?P<units>{UNIT})s? ago)\b",
+    rf"|(?:last |on |this |(?<=since ))(?P<weekday>{'|'.join(DAYS)})"
+    rf"|(?P<over>last |past )?(?:(?P<many>\d{{1,3}}|an?|couple of|few|{'|'.join(NUMBERS)}) |(?<=past ))"
+    rf"(?P<units>{UNIT})s?(?(over)| ago))\b",
     re.IGNORECASE | re.ASCII,
 )
 
+FEASTS = {
+    r"\bnew year'?s eve\b": "31 december",
+    r"\bnew year'?s day\b": "1 january",
+    r"\bchristmas eve\b": "24 december",
+    # Not "for Christmas": what is wished for is spoken of long before.
+    r"\bchristmas(?: day\b|(?= (?:of |in )?20\d\d\b))": "25 december",
+    r"(?<=\b(?:over|last|this) )christmas\b|(?<=\b(?:on|at) )christmas\b": "25 december",
+}
 
 # Fast path: no pattern above can match a text without one of these words or a year.
-HINTS = frozenset("today tonight yesterday night morning week weekend month year ago".split())  # noqa: SIM905  # a text
-ENGLISH = HINTS = HINTS | {*MONTHS, *DAYS}
-HINTS |= {word for table in TRANSLATIONS.values() for word, name in table.items() if name in HINTS and word != "a"}
+HINT_WORDS = "today tonight yesterday night morning week weekend month year ago past last christmas"
+ENGLISH = HINTS = frozenset([*HINT_WORDS.split(), *MONTHS, *DAYS])
+HINTS |= {word for table in TRANSLATIONS.values() for word, name in table.items() if name.split()[-1] in HINTS} - {"a"}
 KNOWN = {"english": STOP_WORDS | ENGLISH}
 KNOWN |= {language: FUNCTION_WORDS[language].union(table) for language, table in TRANSLATIONS.items()}
 HINT = re.compile(r"[A-Za-z]+|(?:19|20)\d\d", re.ASCII)
@@ -119,10 +139,13 @@ class DateRange(NamedTuple):
 def parse_date_ranges(text: str, today: date) -> list[DateRange]:
     """Parse the date ranges that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "last week".
 
-    A month or day without a year means that of every year. If a text names an absolute date, relative ones ("last
-    week") are ignored, since they may be relative to that date. English, German ("im März 2024", "letzte Woche"),
-    French ("le 3 mai", "hier") and Spanish ("en abril", "la semana pasada"). 3/5/2023 is 5 March in an English text,
-    3 May in others; 3.5.2023 and 25/5/2023 begin with the day in each.
+    A month or day without a year means that of every year, after "before", "after" and "since" the latest one; these
+    three make ranges that end with the date, or begin with it, and have no other end. "Early 2023" and "late May" are
+    thirds, "the first week of May" begins with 1 May. If a text names an absolute date, relative ones ("last week",
+    "the past two months") are ignored, since they may be relative to that date. Of holidays, those of the end of
+    December and New Year's Day are known. English, German ("im März 2024", "letzte Woche"), French ("le 3 mai", "hier")
+    and Spanish ("en abril", "la semana pasada"). 3/5/2023 is 5 March in an English text, 3 May in others; 3.5.2023 and
+    25/5/2023 begin with the day in each.
 
     Args:
         text: A question; its first 2,000 characters are read.
@@ -137,6 +160,8 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
         ...     for first, last, _ in parse_date_ranges("Where was I in May 2023?", date(2024, 1, 1))
         ... ]
         [('2023-05-01', '2023-05-31')]
+        >>> str(parse_date_ranges("What have I read since May?", date(2024, 1, 1))[0].first)
+        '2023-05-01'
         >>> parse_date_ranges("What may I do?", date(2024, 1, 1))
         []
     """
@@ -146,15 +171,19 @@ def parse_date_ranges(text: str, today: date) -> list[DateRange]:
     if not any(word.lower() in HINTS or word[0] in "12" for word in HINT.findall(text)):
         return []
     text = _in_english(text)
+    for feast, day in FEASTS.items():
+        text = re.sub(feast, day, text, flags=re.IGNORECASE)
     found: list[DateRange] = []
     for pattern in ABSOLUTE:
         for match in reversed([*pattern.finditer(text)]):
             period = _absolute(match.groupdict())
             if period is not None:
-                found.append(period)
+                found.append(_opened(period, text[: match.start(1)], today))
                 # Cut a match out, so that a later pattern does not read "7 May 2023" again as "May 2023".
                 text = f"{text[: match.start()]};{text[match.end() :]}"
-    return (found or [_relative(match.groupdict(), today) for match in RELATIVE.finditer(text)])[:MOST]
+    if not found:
+        found = [_opened(_relative(m.groupdict(), today), text[: m.start()], today) for m in RELATIVE.finditer(text)]
+    return found[:MOST]
 
 
 def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
@@ -194,7 +223,7 @@ def _in_english(text: str) -> str:
 def _absolute(named: Mapping[str, str | None]) -> DateRange | None:
     """Build the range of a matched date; None for a date that does not exist."""
     get = {name: value.lower() for name, value in named.items() if value}
-    year, day = int(get.get("year", LEAP)), int(get.get("day", 0))
+    year, day = int(get.get("year") or get.get("only") or LEAP), int(get.get("day", 0))
     month = MONTHS[get["month"]] if "month" in get else int(get.get("number", 0))
     first, last = _month(year, month) if 1 <= month <= 12 else (date(year, 1, 1), date(year, 12, 31))
     if (month == 0 and "number" in get) or month > 12 or day > last.day or get.get("day") in ("0", "00"):
@@ -203,37 +232,48 @@ def _absolute(named: Mapping[str, str | None]) -> DateRange | None:
         first = last = date(year, month, day)
     elif "begin" in get:
         first = date(year, MONTHS[get["begin"]], 1)
-    elif "part" in get:
-        begin, end = PARTS[get["part"]]
-        first, last = first.replace(day=begin), last.replace(day=min(end, last.day))
-    return DateRange(first, last, yearly="year" not in get) if first <= last else None
+    elif "nth" in get:
+        days = {"half": ((last - first).days + 1) // 2, "": 10 if month else 122}  # "": a third of it
+        size = timedelta(days.get(get.get("piece", ""), 7))
+        first = last - size + timedelta(1) if get["nth"] == "last" else first + size * PLACES[get["nth"]]
+        last = last if get["nth"] in ("late", "end") else min(last, first + size - timedelta(1))
+    return DateRange(first, last, yearly=not get.keys() & {"year", "only"}) if first <= last else None
+
+
+def _opened(period: DateRange, lead: str, today: date) -> DateRange:
+    """Extend a range to all days before or after it if the words that lead to it say so: "since", "before"."""
+    word, sign = ["", "", *(word for word in lead[-40:].lower().split() if word not in ("the", "of"))][-2:]
+    if sign not in OPEN.split("|") or word.rstrip("s").endswith(NEAR):
+        return period
+    if period.yearly:  # the latest one that has begun
+        years = range(today.year, today.year - 9, -1)  # enough for 29 February
+        period = next(DateRange(*days) for days in _in_years(period, years) if days[0] <= today)
+    if sign == "before":
+        return DateRange(date.min, period.first - timedelta(1))
+    return DateRange(period.first if sign == "since" else period.last + timedelta(1), date.max)
 
 
 def _relative(named: Mapping[str, str | None], today: date) -> DateRange:
     monday = today - timedelta(today.weekday())
-    near, weekday, back = named["near"], named["weekday"], 1
-    if near:
-        day = today - timedelta(near.lower() in ("yesterday", "last night"))
-        return DateRange(day, day)
-    if weekday:
-        day = today - timedelta((today.weekday() - DAYS.index(weekday.lower()) - 1) % 7 + 1)
-        return DateRange(day, day)
-    unit = (named["unit"] or named["units"] or "").lower()
-    if named["units"]:
-        many = (named["many"] or "").lower()
-        back = int(many) if many.isdigit() else NUMBERS.index(many) + 1 if many in NUMBERS else 1
-    elif (named["which"] or "").lower() == "this":
-        back = 0
-    if unit == "day":
-        return DateRange(today - timedelta(back), today - timedelta(back))
-    if unit == "week":
-        return DateRange(monday - timedelta(7 * back), monday - timedelta(7 * back - 6))
-    if unit == "weekend":
-        return DateRange(monday - timedelta(7 * back - 5), monday - timedelta(7 * back - 6))
-    if unit == "year":
-        return DateRange(date(max(today.year - back, 1), 1, 1), date(max(today.year - back, 1), 12, 31))
-    months = max(12 * today.year + today.month - 1 - back, 12)
-    return DateRange(*_month(months // 12, months % 12 + 1))
+    get = {name: value.lower() for name, value in named.items() if value}
+    if "near" in get:
+        first = last = today - timedelta(get["near"] in ("yesterday", "last night"))
+    elif "weekday" in get:
+        first = last = today - timedelta((today.weekday() - DAYS.index(get["weekday"]) - 1) % 7 + 1)
+    else:
+        unit, many = get.get("unit") or get["units"], get.get("many", "")
+        back = int(many) if many.isdigit() else MANY.get(many, 0 if get.get("which") == "this" else 1)
+        if unit == "day":
+            first = last = today - timedelta(back)
+        elif unit in ("week", "weekend"):
+            last = monday - timedelta(7 * back - 6)
+            first = last - timedelta(6 if unit == "week" else 1)
+        elif unit == "year":
+            first, last = (date(max(today.year - back, 1), *day) for day in ((1, 1), (12, 31)))
+        else:
+            months = max(12 * today.year + today.month - 1 - back, 12)
+            first, last = _month(months // 12, months % 12 + 1)
+    return DateRange(first, today if "over" in get else last)
 
 
 def _month(year: int, month: int) -> tuple[date, date]:

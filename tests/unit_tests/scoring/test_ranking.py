@@ -206,6 +206,15 @@ def test_dates_are_soft() -> None:
     assert parts(asked(index, "on 7 May", replace(NONE, date=1.0)), "date")["3"] == 1
 
 
+def test_dates_with_one_end() -> None:
+    """What was said before a date, or since, comes first, however long before or after it was."""
+    days = {"1": (2021, 1, 1), "2": (2023, 2, 1), "3": (2023, 3, 15), "4": (2023, 4, 20), "5": (2024, 5, 1)}
+    index = filled(*[entry(key, "tea", at=datetime(*day, tzinfo=UTC)) for key, day in days.items()])
+    for question, first in {"before March 2023": "12", "after March 2023": "45", "since March 2023": "345"}.items():
+        found = parts(asked(index, f"What tea did I buy {question}?", replace(NONE, date=1.0)), "date")
+        assert {key for key, close in found.items() if close == 1} == {*first}
+
+
 def test_similarities_of_a_foreign_store() -> None:
     """They take the place of vectors; what the store did not find has nothing of them."""
     index = filled(entry("1", "x"), entry("2", "tea"), entry("3", "x"), entry("4", "x"))
