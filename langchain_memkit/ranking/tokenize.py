@@ -11,7 +11,7 @@ import Stemmer  # type: ignore[import-not-found]  # brings no stubs
 
 from langchain_memkit._unicode import few_marks
 
-STEMS_VERSION = 2  # stored with a record's words, so that a later version can tell which to stem again
+STEMS_VERSION = 3  # stored with a record's words, so that a later version can tell which to stem again
 MAX_CHARACTERS = 100_000  # characters of a text; the rest is ignored
 MAX_WORD = 64  # characters of a word; longer ones are keys or data, which their beginning tells apart
 
@@ -73,8 +73,8 @@ SHARED = """
 """
 FOREIGN = frozenset().union(*FUNCTION_WORDS.values()).difference(STOP_WORDS, SHARED.split())
 
-# Irregular English forms, each group ending in the stem that stands for all of it. Not those of verbs
-# that tell little ("said", "took"): they cost recall.
+# Irregular English forms and British spellings, each group ending in the stem that stands for all of it. Not those of
+# verbs that tell little ("said", "took"): they cost recall.
 GROUPS = """
     went=gone=goe=go bought=buy children=child taught=teach brought=bring caught=catch found=find felt=feel
     knew=known=know left=leav lost=lose met=meet paid=pay ran=run saw=seen=see sold=sell sent=send slept=sleep
@@ -82,10 +82,19 @@ GROUPS = """
     broke=broken=break built=build chose=chosen=choos drank=drunk=drink drove=driven=drive fell=fallen=fall
     flew=flown=fli forgot=forgotten=forget grew=grown=grow heard=hear held=hold kept=keep lent=lend rode=ridden=ride
     rose=rise sang=sung=sing sat=sit stole=stolen=steal threw=thrown=throw understood=understand men=man women=woman
-    feet=foot teeth=tooth mice=mous
+    feet=foot teeth=tooth mice=mous checkin=check signup=sign login=log followup=follow colour=color favourit=favorit
+    favour=favor neighbour=neighbor neighbourhood=neighborhood behaviour=behavior flavour=flavor honour=honor
+    humour=humor labour=labor harbour=harbor rumour=rumor centr=center theatr=theater metr=meter kilometr=kilomet
+    litr=liter fibr=fiber grey=gray mum=mom jewelleri=jewelri catalogu=catalog programm=program defenc=defens
+    licenc=licens practis=practic pyjama=pajama doughnut=donut yoghurt=yogurt moustach=mustach cosi=cozi mould=mold
+    aeroplan=airplan counsellor=counselor judgement=judgment organis=organiz realis=realiz recognis=recogn
+    apologis=apolog analys=analyz memoris=memor criticis=critic customis=customiz prioritis=priorit socialis=social
+    summaris=summar specialis=special
 """
 IRREGULAR = {form: group.split("=")[-1] for group in GROUPS.split() for form in group.split("=")}
 FORMS = frozenset(IRREGULAR).difference(IRREGULAR.values())
+# "e-mail" is read as "email mail", "co-worker" as "coworker worker".
+PREFIX = re.compile(r"-(?:(?<=\b[a-z]-)|(?<=\b(?:co|re|wi)-)|(?<=\b(?:non|pre)-))(?=([a-z]{2,}))")
 
 # Scripts written without spaces, and Korean, whose endings are attached to the word: tokenized as character bigrams.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
@@ -174,9 +183,12 @@ def language_of(text: str) -> str:
 
 def _words(text: str) -> list[str]:
     text = text[:MAX_CHARACTERS]
+    text = text.lower() if text.isascii() else _folded(text)
+    if "-" in text:
+        text = PREFIX.sub(r"\1 ", text)
     if text.isascii():
-        return [*map(_bare, ASCII_TOKEN.findall(text.lower()))]
-    return [word for token in TOKEN.findall(_folded(text)) for word in _pieces(token)]
+        return [*map(_bare, ASCII_TOKEN.findall(text))]
+    return [word for token in TOKEN.findall(text) for word in _pieces(token)]
 
 
 def _content(words: list[str], language: str) -> list[str]:

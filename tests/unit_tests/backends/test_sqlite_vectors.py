@@ -174,6 +174,19 @@ def test_words_of_an_older_version_are_made_anew(store: Any, path: Path) -> None
         assert "hauser" in drive(other.records.index("u1")).entries[0].said[0].stems
 
 
+def test_spellings_of_an_older_version_are_found(store: Any, path: Path) -> None:
+    """Records that version 2 stored, which knew no British spelling and no hyphen, are found by both spellings."""
+    save(store, record(1, "My favourite colour is in your e-mail."))
+    [facts] = execute(path, "SELECT facts FROM vectors")[0]
+    old = json.loads(facts)
+    old[8][0][2] = "favourit colour e mail"
+    execute(path, "UPDATE vectors SET facts = ?, stems_version = 2", json.dumps(old))
+    with SQLiteVectorStore(path, EMBEDDING) as other:
+        index = drive(other.records.index("u1"))
+        for question in ("color", "Which colour?", "favorite", "email"):
+            assert index.lexical(tokenize(question)).tolist()[0] > 0
+
+
 def test_what_a_look_costs(store: Any) -> None:
     """A look at an unchanged user is one statement, answered by an index; also after a save of one's own."""
     save(store, *[record(n) for n in range(20)])

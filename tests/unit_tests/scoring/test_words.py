@@ -33,6 +33,8 @@ from langchain_memkit.ranking.tokenize import (
         ("plan B", ["plan", "b"]),
         ("bob.smith@x-y.org", ["bob", "smith", "x", "y", "org"]),
         ("snake_case self-care", ["snake", "case", "self", "care"]),
+        ("E-mail, T-shirts; a-b-cd", ["email", "mail", "tshirt", "shirt", "bcd", "cd"]),
+        ("an e-mail’s co-author, wi-fi", ["email", "mail", "coauthor", "author", "wifi", "fi"]),
         ("Café Müller, Straße, ÑANDÚ, \ufb01ne", ["cafe", "muller", "strass", "nandu", "fine"]),
         ("Cafe\u0301", ["cafe"]),
         ("Привет, ёлка", ["привет", "елка"]),
@@ -139,6 +141,44 @@ def test_users_of_several_languages_find_both() -> None:
 def test_irregular_forms(forms: str, stem: str) -> None:
     """They have the stem of their base form."""
     assert set(tokenize(forms)) == {stem}
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        "colour colours coloured color",
+        "favourite favorite",
+        "neighbours neighbor",
+        "organise organised organisation organize organizing organization",
+        "apologise apologize",
+        "criticising criticize",
+        "specialised specialize",
+        "theatre theaters",
+        "kilometres kilometer",
+        "programmes program programmer",
+        "mum mom",
+        "pyjamas pajamas",
+        "jewellery jewelry",
+        "checkin check-in",
+        "sign-up signup",
+    ],
+)
+def test_spellings(forms: str) -> None:
+    """British and American spellings, and words with a hyphen or none, have one stem."""
+    assert len(set(tokenize(forms))) == 1
+
+
+@pytest.mark.parametrize("text", ["organ", "tire", "promise surprise exercise Paris", "four hour tour our flour"])
+def test_words_that_look_like_other_spellings(text: str) -> None:
+    """They keep their own stems."""
+    assert not set(tokenize(text)) & set(tokenize("organise tyre promiz surpriz exerciz pariz for hor tor or flor"))
+
+
+def test_a_hyphen_hides_no_word() -> None:
+    """What is written with a hyphen is found as one word, and by its last part."""
+    stems = tokenize_record("He sent an e-mail about a T-shirt for the co-worker.")
+    for question in ("email", "e-mail", "T-shirt", "shirt", "coworker", "co-worker", "worker"):
+        assert set(tokenize(question)) <= set(stems)
 
 
 def test_elided_articles() -> None:
