@@ -28,6 +28,8 @@ FIRST_PERSON = {  # Chinese and Japanese words are looked for in every text that
     "dutch": r"\b(?:ik|mij|mijn|wij|ons|onze)\b",
 }
 ME = {language: re.compile(words, re.IGNORECASE) for language, words in FIRST_PERSON.items()}
+# What may be a name: a word within a sentence, or with "'s"; the first one has a capital anyway.
+WITHIN = re.compile(r"(?<=[\w,;:] )\w{3,}|\b\w{3,}(?='s\b)")
 ROLES = frozenset(tokenize("user human person customer assistant agent ai bot chatbot model"))  # not names of anybody
 
 
@@ -41,8 +43,10 @@ class AddressedSpeakers(NamedTuple):
 def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int, Speaker]) -> AddressedSpeakers:
     """Find the people and models that a question asks about.
 
-    A speaker matches by any part of the name or, if the name is a lower-case handle, by all parts. "I" and "my" mean
-    the user (so do "mein" and "mis"), "you said" and "your advice" the model (English only). Tools never match.
+    A speaker matches by any part of the name or, if the name is a lower-case handle, by all parts; also by a nickname:
+    a capitalized word with which one speaker's name begins, and no other's ("Mel" for "Melanie", but not "Paul" for
+    "Paula": from three letters to two thirds of the name). "I" and "my" mean the user (so do "mein" and "mis"), "you
+    said" and "your advice" the model (English only). Tools never match.
 
     `words` are the stems of the question; `speakers` are given by number.
 
@@ -61,9 +65,13 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
     found: set[int] = set()
     names: set[str] = set()
     voices = {number: speaker for number, speaker in speakers.items() if speaker[0] in ("human", "ai")}
+    joined = ["".join(f" {part}" for part in _parts(name, language)) for _, name in voices.values()]
+    capitals = tokenize(" ".join(word for word in WITHIN.findall(text) if word.istitle()), language)
+    clear = {word for word in capitals if sum(f" {word}" in parts for parts in joined) == 1}
     for number, (role, name) in voices.items():
         parts = _parts(name, language)
-        told = parts.intersection(words)
+        nicknames = {part[:size] for part in parts for size in range(3, 2 * len(part) // 3 + 1)}
+        told = parts.intersection(words) | clear.intersection(nicknames)
         if told and (told == parts or not name[0].islower()):
             names |= told
             found.add(number)

@@ -75,6 +75,35 @@ def test_names_are_told_apart_from_the_rest() -> None:
     assert addressed_speakers(text, tokenize(text), TWO).names == {"carolin", "melani"}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("How long have Mel and her husband been married?", [1]),
+        ("What is Caro's hobby?", [0]),
+        ("Mel's birthday?", [1]),
+        ("What do Caro and Mel paint?", []),
+        ("What is the best car?", []),
+        ("Car insurance?", []),
+        ("WHAT CAR IS BEST?", []),
+        ("What is Me?", []),
+        ("What did Melinda and Carol paint?", []),
+    ],
+)
+def test_nicknames(text: str, expected: list[int]) -> None:
+    """A capitalized word with which a speaker's name begins is that name, if it is not most of it, as "Carol" is."""
+    assert asked(text, TWO) == expected
+
+
+def test_nicknames_are_names() -> None:
+    """They are no words to search for, and nobody's where they may be of two."""
+    assert addressed_speakers("Where does Mel live?", ["mel", "live"], TWO).names == {"mel"}
+    twins = {0: ("human", "Melanie"), 1: ("ai", "Melissa Carolina"), 2: ("human", "melvin_9")}
+    assert addressed_speakers("Where does Mel live?", ["mel", "live"], twins) == (frozenset(), frozenset())
+    assert asked("Where does Caro live?", twins) == [1]
+    assert asked("Where does Melvi live?", twins) == []
+    assert asked("Where does Mel live?", {0: ("human", "Mel"), 1: ("ai", "Melanie")}) == [0]
+
+
 def test_someone_alone() -> None:
     """Where only one person speaks, nobody is set apart."""
     assert asked("Where do I live?", {0: ("human", "")}) == []
