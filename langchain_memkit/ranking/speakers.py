@@ -66,7 +66,7 @@ def addressed_speakers(text: str, words: Collection[str], speakers: Mapping[int,
     names: set[str] = set()
     voices = {number: speaker for number, speaker in speakers.items() if speaker[0] in ("human", "ai")}
     joined = ["".join(f" {part}" for part in _parts(name, language)) for _, name in voices.values()]
-    capitals = tokenize(" ".join(word for word in WITHIN.findall(text) if word.istitle()), language)
+    capitals = {*tokenize(" ".join(word for word in WITHIN.findall(text) if word.istitle()), language)}
     clear = {word for word in capitals if sum(f" {word}" in parts for parts in joined) == 1}
     for number, (role, name) in voices.items():
         parts = _parts(name, language)
