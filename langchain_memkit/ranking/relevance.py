@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import numpy as np
 
@@ -89,7 +89,8 @@ def relevance_to(
     elif usual is not None:
         numbers = numbers + UNKNOWN
     today = now.astimezone(UTC).date()
-    if past := [period for period in parse_date_ranges(question, today) if period.last < today]:
+    # "Before March" leaves most records of a long memory, so it says little about any of them.
+    if past := [when for when in parse_date_ranges(question, today) if date.min < when.first and when.last < today]:
         numbers = numbers + DAY * date_proximity(past, np.floor(index.view.times / SECONDS))
     told = [bool(len(index.postings.messages(name))) for name in _names(question, language, asked)]
     points = SPEAKER * bool(asked.names) + ONESELF * about + ACQUAINTANCE * any(told) + STRANGER * (not all(told))
