@@ -9,11 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForRetrieverRun,
-    BaseCallbackManager,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
@@ -192,14 +188,10 @@ class CondenseQuestionRetriever(BaseRetriever):
         question, more = question_of(input)
         return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
-    ) -> list[Document]:
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> list[Document]:
         return drive(self._documents(query, run_manager.get_child(), **kwargs))
 
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
-    ) -> list[Document]:
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> list[Document]:
         return await adrive(self._documents(query, run_manager.get_child(), **kwargs))
 
     async def _documents(

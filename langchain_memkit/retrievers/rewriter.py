@@ -127,7 +127,8 @@ _QUOTES = {'"': '"', "'": "'", "`": "`", "\u201c": "\u201d", "\u2018": "\u2019",
 def question_in(text: str) -> str:
     """Extract the question from a model's answer: its first line of text, without reasoning, labels and quotes."""
     with suppress(ValueError, KeyError, TypeError):
-        text = str(json.loads(text)["question"])  # the schema, written as plain text
+        asked = json.loads(text)["question"]  # the schema, written as plain text
+        text = asked if isinstance(asked, str) else text
     for line in _THOUGHT.sub("", text).splitlines():
         line = line.strip().lstrip("> ")
         label = _LABEL.match(line)

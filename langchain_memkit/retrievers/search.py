@@ -19,15 +19,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_memkit._sync import Flow, Step, adrive, cpu_bound, drive, gather
-from langchain_memkit.retrievers.expansion import (
-    CHARACTERS,
-    LEAST_WEIGHT,
-    STRONG,
-    TURNS,
-    added_terms,
-    answer_weights,
-    expanded,
-)
+from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, added_terms, answer_weights, expanded
 from langchain_memkit.retrievers.history import Past, document_key, is_among
 from langchain_memkit.retrievers.rewriter import StandaloneQuestion
 
@@ -166,16 +158,16 @@ async def _by_terms(bm25: Any, past: Past, k: int, question: str) -> list[Docume
     added terms come first, which are those that answered before.
     """
 
+    def scores_of(text: str) -> list[float]:
+        tokens = bm25.preprocess_func(text)
+        return [*map(float, bm25.vectorizer.get_scores(tokens))] if tokens else [0.0] * len(bm25.docs)
+
     def scored() -> list[float]:
-        scores, added, cap = [0.0] * len(bm25.docs), Counter[int](), 0.0
-        if tokens := bm25.preprocess_func(question):
-            scores = [*map(float, bm25.vectorizer.get_scores(tokens))]
+        scores, added, cap = scores_of(question), Counter[int](), 0.0
         for term in added_terms(question, past.turns):
-            if tokens := bm25.preprocess_func(term.word):
-                more = map(float, bm25.vectorizer.get_scores(tokens))
-                found = {i: term.weight * score for i, score in enumerate(more) if score}
-                cap = max([cap, *found.values()])
-                added.update(found)
+            found = {i: term.weight * score for i, score in enumerate(scores_of(term.word)) if score}
+            cap = max([cap, *found.values()])
+            added.update(found)
         return [score + (added[i] if past.strength is STRONG else min(added[i], cap)) for i, score in enumerate(scores)]
 
     scores = await cpu_bound(scored)
@@ -211,12 +203,10 @@ async def _by_vector(
         for text in (question, expanded(question, turns, STRONG))
     ]
     shares = answer_weights(turns, past.strength)
-    found = zip(shares, (answer or "" for _, answer in turns), strict=True)
-    answers = [(share, answer[:CHARACTERS]) for share, answer in found if share >= LEAST_WEIGHT]
-    if answers:
-        said, texts = zip(*answers, strict=True)
-        vectors += await Step(partial(model.embed_documents, [*texts]), partial(model.aembed_documents, [*texts]))
-        weights += said
+    texts = [answer[:CHARACTERS] for share, (_, answer) in zip(shares, turns, strict=True) if share and answer]
+    if texts:
+        vectors += await Step(partial(model.embed_documents, texts), partial(model.aembed_documents, texts))
+        weights += filter(None, shares)
     query, arguments = _blended(weights, vectors), {**retriever.search_kwargs, **options}
     search, asearch = getattr(store, name), getattr(store, f"a{name}")
     return list(await Step(partial(search, query, **arguments), partial(asearch, query, **arguments)))

@@ -23,16 +23,11 @@ from langchain_memkit.messages.tokens import approximate_tokens
 
 __all__ = ["FakeChatModel", "FrozenClock"]
 
-STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        a an and are as at be been but by can could did do does for from had has have he her his how i in is it its me
-        my of on or our she so tell that the their them they this to us was we were what when where which who whom whose
-        why will with would you your about again please know remember said say told d ll m re s t ve
-        """,
-    )
-)
+_STOP_WORDS = """
+    a an and are as at be been but by can could did do does for from had has have he her his how i in is it its me
+    my of on or our she so tell that the their them they this to us was we were what when where which who whom whose
+    why will with would you your about again please know remember said say told d ll m re s t ve"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 # "I'm Nemo." and "hi! I'm bob" state a name, "I'm tired." does not.
 NAMED = re.compile(
     r"\b(?i:i['\u2019]m|i am|call me)\s+[A-Z]|(?i:^\W*(?:hi|hey|hello)\b.*\bi(?:['\u2019]m| am)\s+\w+\W*$)"

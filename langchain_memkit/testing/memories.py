@@ -37,10 +37,8 @@ MakeMemory: TypeAlias = Callable[..., Memory]
 def assert_framed(message: BaseMessage) -> None:
     """Assert that a note is one frame: each of its lines is a heading or quoted, and nothing is outside."""
     assert is_note(message)
-    lines = str(message.content).splitlines()
-    assert lines[1] == "<records>"
-    assert lines[-1] == "</records>"
-    inside = lines[2:-1]
+    _, first, *inside, last = str(message.content).splitlines()
+    assert (first, last) == ("<records>", "</records>")
     assert inside, "an empty note"
     heads = [i for i, line in enumerate(inside) if not line.startswith("> ")]
     assert heads[:1] == [0]
