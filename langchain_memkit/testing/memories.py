@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._compat import InMemoryChatMessageHistory
+from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit.base import Memory, Query, SavedTurn
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import message_text
@@ -29,7 +29,7 @@ from langchain_memkit.runnables import create_runnable_with_message_history
 from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.fakes import FakeChatModel
 
-__all__ = ["MemoryContract", "assert_framed"]
+__all__ = ["ListHistory", "MemoryContract", "assert_framed"]
 
 MakeMemory: TypeAlias = Callable[..., Memory]
 
@@ -45,6 +45,21 @@ def assert_framed(message: BaseMessage) -> None:
     assert all(inside[i].startswith("- ") and inside[i].endswith(":") for i in heads)
     assert all(line.startswith("> ") for line in [*(inside[i + 1] for i in heads if i + 1 < len(inside)), inside[-1]])
     assert not any(tag in line.lower() for line in inside for tag in ("</records", "<records", "<|"))
+
+
+class ListHistory(BaseChatMessageHistory):
+    """In-memory history for chains whose memories are under test."""
+
+    def __init__(self) -> None:
+        self.messages: list[BaseMessage] = []
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Append messages."""
+        self.messages = [*self.messages, *messages]
+
+    def clear(self) -> None:
+        """Delete all messages."""
+        self.messages = []
 
 
 def joined_text(messages: list[BaseMessage]) -> str:
@@ -179,7 +194,7 @@ class MemoryContract(BothStyles):
 
     def test_in_a_chain(self, make_memory: MakeMemory) -> None:
         """`memories=[...]` recalls before the new input, and saves the turn."""
-        history, model = InMemoryChatMessageHistory(), FakeChatModel()
+        history, model = ListHistory(), FakeChatModel()
         chat = create_runnable_with_message_history(
             model, lambda session_id, user_id=None: history, memories=[make_memory], on_load_error="raise"
         )

@@ -18,7 +18,6 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_memkit import (
     ChatHistoryMemory,
-    InMemoryChatMessageHistory,
     Memory,
     SQLiteChatMessageHistory,
     create_runnable_with_message_history,
@@ -555,7 +554,9 @@ def test_what_is_no_list_of_memories(memories: Any) -> None:
 
 def test_foreign_history_with_memories() -> None:
     """Over a history of another package the memories hear the messages as they are, without ids of ours."""
-    history, memory = InMemoryChatMessageHistory(), Notes()
+    from langchain_memkit.testing.memories import ListHistory
+
+    history, memory = ListHistory(), Notes()
     chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: history, memories=[memory])
     chat.invoke("Hello.", {"configurable": {"session_id": "s1"}})
     assert texts(memory.told[0]) == texts(history.messages) == ["Hello.", "Noted."]

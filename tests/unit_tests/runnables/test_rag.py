@@ -22,7 +22,6 @@ from langchain_core.runnables import ConfigurableFieldSpec, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_memkit import (
-    InMemoryChatMessageHistory,
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
     SQLiteVectorStore,
@@ -34,7 +33,7 @@ from langchain_memkit.messages.notes import Record, is_note, note_message
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.runnables.rag import create_conversational_rag_chain
 from langchain_memkit.testing import FakeChatModel
-from langchain_memkit.testing.memories import assert_framed
+from langchain_memkit.testing.memories import ListHistory, assert_framed
 from testkit.memories import HOSTILE_TEXTS
 from testkit.styles import Styles
 
@@ -318,11 +317,11 @@ def test_same_turn_id_is_stored_once(run: Styles, histories: Any) -> None:
 
 def test_history_of_another_package(run: Styles) -> None:
     """A history without turns is read and written through LangChain's verbs, and named by the app's own keys."""
-    kept: dict[str, InMemoryChatMessageHistory] = {}
+    kept: dict[str, ListHistory] = {}
     specs = [ConfigurableFieldSpec(id=name, annotation=str) for name in ("user", "chat")]
 
-    def history(user: str, chat: str) -> InMemoryChatMessageHistory:
-        return kept.setdefault(f"{user}/{chat}", InMemoryChatMessageHistory())
+    def history(user: str, chat: str) -> ListHistory:
+        return kept.setdefault(f"{user}/{chat}", ListHistory())
 
     chat = create_conversational_rag_chain(
         Model(), finding(AGE), history, history_factory_config=specs, n_questions=1, condense="weighted"
