@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForRetrieverRun,
-    BaseCallbackManager,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
@@ -110,6 +107,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     history: Any = Field(default=None, repr=False)
     k: int | None = Field(default=None, ge=1)
 
+    _marks: ClassVar[bool] = True  # whether documents tell what was searched for
     _text_only: object = PrivateAttr(default=None)  # the model that turned out not to support structured output
 
     if not TYPE_CHECKING:  # type checkers read the fields
@@ -190,14 +188,10 @@ class CondenseQuestionRetriever(BaseRetriever):
         question, more = question_of(input)
         return await super().ainvoke(question, config, **{**kwargs, **more, "run_config": ensure_config(config)})
 
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
-    ) -> list[Document]:
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> list[Document]:
         return drive(self._documents(query, run_manager.get_child(), **kwargs))
 
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
-    ) -> list[Document]:
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> list[Document]:
         return await adrive(self._documents(query, run_manager.get_child(), **kwargs))
 
     async def _documents(
@@ -216,9 +210,8 @@ class CondenseQuestionRetriever(BaseRetriever):
         if found.by != "off":
             await event(config, CONDENSED, asdict(found))
         documents = await search_documents(self.retriever, found, past, self.k if k is None else k, options, config)
-        return documents if found.by == "off" else self._marked(documents, found)
-
-    def _marked(self, documents: list[Document], found: StandaloneQuestion) -> list[Document]:
+        if found.by == "off" or not self._marks:
+            return documents
         mark = {"memkit_question": asdict(found)}
         return [page.model_copy(update={"metadata": {**page.metadata, **mark}}) for page in documents]
 
@@ -278,10 +271,9 @@ class CondenseQuestionRetriever(BaseRetriever):
             return question, "original", "nothing was said before"
         why = "no model is asked"
         if self.mode != "weighted" and self.llm is not None:
-            if self.mode == "auto":
-                alone, reason = self.stands_alone(question, past.turns)
-                if alone:
-                    return question, "gate", reason
+            alone, reason = self.stands_alone(question, past.turns) if self.mode == "auto" else (False, "")
+            if alone:
+                return question, "gate", reason
             try:
                 rewrite = await self._rewritten(question, past.turns, config)
                 if same_question(rewrite, question):  # keep the original, byte for byte
@@ -325,10 +317,8 @@ class CondenseQuestionRetriever(BaseRetriever):
     def _structured(self) -> Runnable[Any, Any] | None:
         """Return the model with structured output; None if it does not support that."""
         if self.prompt is None and isinstance(self.llm, BaseChatModel) and self._text_only is not self.llm:
-            try:
+            with suppress(Exception):  # models raise anything for what they do not support
                 return self.llm.with_structured_output(SCHEMA, include_raw=True)
-            except Exception as error:  # noqa: BLE001  # models raise anything for what they do not support
-                logger.debug("no structured output: %s", type(error).__name__)
         return None
 
 
@@ -346,12 +336,11 @@ def _told(problem: Mapping[str, Any]) -> str:
 class HistoryAwareRetriever(CondenseQuestionRetriever):
     """Searches for whatever the model makes of a question, and returns the documents as they are."""
 
+    _marks: ClassVar[bool] = False
+
     def refusal(self, question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
         """Accept the rewrite."""
         return None
-
-    def _marked(self, documents: list[Document], found: StandaloneQuestion) -> list[Document]:
-        return documents
 
 
 def create_history_aware_retriever(

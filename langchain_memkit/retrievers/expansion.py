@@ -78,9 +78,9 @@ _PIECE = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*(?:\+\+|#)?|[.?!:\n\"]")
 
 
 def answer_weights(history: Sequence[Turn], strength: Strength = STRONG) -> list[float]:
-    """Return the weights of the answers' vectors in a dense retriever's query; 0 for a turn without an answer."""
-    last = len(history) - 1
-    return [strength.answer_vectors * DECAY ** (last - i) if answer else 0.0 for i, (_, answer) in enumerate(history)]
+    """Return the weights of the answers' vectors in a dense retriever's query; 0 without an answer, or too far back."""
+    weights = [strength.answer_vectors * DECAY**back for back in reversed(range(len(history)))]
+    return [w if answer and w >= LEAST_WEIGHT else 0.0 for w, (_, answer) in zip(weights, history, strict=True)]
 
 
 def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG) -> str:

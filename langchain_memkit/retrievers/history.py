@@ -58,8 +58,7 @@ def document_key(document: Document) -> str:
 
 
 def _digest(document: Document) -> str:
-    digest = hashlib.sha256(document.page_content.encode("utf-8", "surrogatepass"))
-    return f"sha256:{digest.hexdigest()[:32]}"
+    return f"sha256:{hashlib.sha256(document.page_content.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def is_among(document: Document, keys: frozenset[str]) -> bool:
@@ -110,18 +109,15 @@ def as_messages(given: Any) -> list[BaseMessage]:
 
 def question_of(given: object) -> tuple[str, dict[str, object]]:
     """Split a retriever's input, or raise, into the question and further arguments (`chat_history`)."""
-    more: dict[str, object] = {}
-    if isinstance(given, Mapping):
-        if "input" not in given:
-            msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, given))}"
-            raise ConfigurationError(msg)
-        more = {"chat_history": given["chat_history"]} if "chat_history" in given else {}
-        given = given["input"]
-    question = given.text if isinstance(given, BaseMessage) else given
+    values: Mapping[Any, Any] = given if isinstance(given, Mapping) else {"input": given}
+    if "input" not in values:
+        msg = f"the input must have the key 'input', and may have 'chat_history'; it has {sorted(map(str, values))}"
+        raise ConfigurationError(msg)
+    question = values["input"].text if isinstance(values["input"], BaseMessage) else values["input"]
     if not isinstance(question, str):
         msg = f"the question must be text, not {type(question).__name__}"
         raise ConfigurationError(msg)
-    return str(question), more
+    return str(question), ({"chat_history": values["chat_history"]} if "chat_history" in values else {})
 
 
 def read_past(history: Any, question: str) -> Step[Sequence[BaseMessage]]:

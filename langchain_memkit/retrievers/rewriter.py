@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -88,14 +89,12 @@ class QuestionPrompt:
         left = max_tokens
         for question, answer in reversed([turn for turn in turns if turn[0].strip()][-n:]):
             turn = (question, answer if "chat_history" in self._takes else None)
-            used = sum(count_tokens(_spoken([turn])))
-            if used > left and not kept:  # never drop the last question: truncate it, at four characters a token
-                turn = (question[: 4 * left], None)
-            elif used > left:
-                break
-            left -= used
-            kept.append(turn)
-        return kept[::-1]
+            left -= sum(count_tokens(_spoken([turn])))
+            if left < 0:
+                # Never drop the last question: truncate it, at four characters a token.
+                return kept or [(question[: 4 * max_tokens], None)]
+            kept.insert(0, turn)
+        return kept
 
     def build(self, question: str, turns: Sequence[Turn]) -> PromptValue | list[HumanMessage]:
         """Build the model's input. Messages are inserted as values, so braces in them are no template variables."""
@@ -127,12 +126,9 @@ _QUOTES = {'"': '"', "'": "'", "`": "`", "\u201c": "\u201d", "\u2018": "\u2019",
 
 def question_in(text: str) -> str:
     """Extract the question from a model's answer: its first line of text, without reasoning, labels and quotes."""
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        parsed = None
-    if isinstance(parsed, dict) and isinstance(parsed.get("question"), str):  # the schema, written as plain text
-        text = parsed["question"]
+    with suppress(ValueError, KeyError, TypeError):
+        asked = json.loads(text)["question"]  # the schema, written as plain text
+        text = asked if isinstance(asked, str) else text
     for line in _THOUGHT.sub("", text).splitlines():
         line = line.strip().lstrip("> ")
         label = _LABEL.match(line)

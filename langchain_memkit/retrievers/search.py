@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -20,20 +19,11 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_memkit._sync import Flow, Step, adrive, cpu_bound, drive, gather
-from langchain_memkit.retrievers.expansion import (
-    CHARACTERS,
-    LEAST_WEIGHT,
-    STRONG,
-    TURNS,
-    added_terms,
-    answer_weights,
-    expanded,
-)
+from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, added_terms, answer_weights, expanded
 from langchain_memkit.retrievers.history import Past, document_key, is_among
 from langchain_memkit.retrievers.rewriter import StandaloneQuestion
 
-AnyRetriever: TypeAlias = Runnable[str, Any]
-"""Any runnable from text to documents."""
+AnyRetriever: TypeAlias = Runnable[str, Any]  # any runnable from text to documents
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -54,7 +44,7 @@ async def search_documents(
 ) -> list[Document]:
     """Search with an inner retriever, and return `k` documents, best first; None for as many as it returns."""
 
-    def invoked(retriever: AnyRetriever, text: str, arguments: Mapping[str, object]) -> Step[Any]:
+    def invoked(retriever: AnyRetriever, text: str, **arguments: Any) -> Step[Any]:
         call = partial(retriever.invoke, text, config, **arguments)
         return Step(call, partial(retriever.ainvoke, text, config, **arguments))
 
@@ -68,7 +58,7 @@ async def search_documents(
     careful = is_longer and past.strength is not STRONG
     results: list[Any] = []
     if by_weight and (weighted := weighted_search(retriever, past, requested or wanted, options)) is not None:
-        results = await gather([invoked(weighted, found.original, {})])
+        results = await gather([invoked(weighted, found.original)])
         # A store that cannot search by vector may fail only when it is called: fall back to the search by text.
         if isinstance(results[0], (NotImplementedError, AttributeError, TypeError, ValueError)):
             logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
@@ -76,7 +66,7 @@ async def search_documents(
     if not results:
         sized, arguments = with_k(retriever, requested)
         texts = [found.searched_for, found.original] if careful else [found.searched_for]
-        results = await gather([invoked(sized, text, {**options, **arguments}) for text in texts])
+        results = await gather([invoked(sized, text, **{**options, **arguments}) for text in texts])
     rankings = [_documents(result) for result in results]
     if k is None and not past.skipped and len(rankings) == 1:
         return rankings[0]
@@ -89,11 +79,9 @@ def _documents(found: object) -> list[Document]:
     """Return the result of a search as documents, or raise its error."""
     if isinstance(found, BaseException):
         raise found
-    given = list(found) if isinstance(found, Iterable) else [found]
-    documents = [document for document in given if isinstance(document, Document)]
-    if len(documents) < len(given):
-        kinds = {type(each).__name__ for each in given if not isinstance(each, Document)}
-        msg = f"a retriever must return documents, not {' or '.join(sorted(kinds))}"
+    documents: list[Any] = list(found) if isinstance(found, Iterable) else [found]
+    if others := {type(each).__name__ for each in documents if not isinstance(each, Document)}:
+        msg = f"a retriever must return documents, not {' or '.join(sorted(others))}"
         raise TypeError(msg)
     return documents
 
@@ -120,12 +108,10 @@ class WeightedSearch(BaseRetriever):
 
     search: Callable[[str], Flow[list[Document]]]
 
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+    def _get_relevant_documents(self, query: str, *, run_manager: object) -> list[Document]:
         return drive(self.search(query))
 
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
-    ) -> list[Document]:
+    async def _aget_relevant_documents(self, query: str, *, run_manager: object) -> list[Document]:
         return await adrive(self.search(query))
 
 
@@ -158,15 +144,10 @@ def _origin(kind: type, name: str) -> type:
 
 def _takes_terms(retriever: Any) -> bool:
     """Return whether a retriever is langchain-community's `BM25Retriever`, or built like it."""
-    home = next((kind for kind in type(retriever).__mro__ if "vectorizer" in inspect.get_annotations(kind)), None)
-    return (
-        home is not None
-        and isinstance(retriever, BaseRetriever)
-        and keeps_own_search(retriever, home)
-        and callable(getattr(getattr(retriever, "vectorizer", None), "get_scores", None))
-        and isinstance(getattr(retriever, "docs", None), (list, tuple))
-        and callable(getattr(retriever, "preprocess_func", None))
-    )
+    parts = {"vectorizer", "docs", "preprocess_func"}
+    home = next((kind for kind in type(retriever).__mro__ if parts <= {*inspect.get_annotations(kind)}), None)
+    own = home is not None and isinstance(retriever, BaseRetriever) and keeps_own_search(retriever, home)
+    return own and hasattr(retriever.vectorizer, "get_scores")
 
 
 async def _by_terms(bm25: Any, past: Past, k: int, question: str) -> list[Document]:
@@ -177,16 +158,16 @@ async def _by_terms(bm25: Any, past: Past, k: int, question: str) -> list[Docume
     added terms come first, which are those that answered before.
     """
 
+    def scores_of(text: str) -> list[float]:
+        tokens = bm25.preprocess_func(text)
+        return [*map(float, bm25.vectorizer.get_scores(tokens))] if tokens else [0.0] * len(bm25.docs)
+
     def scored() -> list[float]:
-        scores, added, cap = [0.0] * len(bm25.docs), Counter[int](), 0.0
-        if tokens := bm25.preprocess_func(question):
-            scores = [*map(float, bm25.vectorizer.get_scores(tokens))]
+        scores, added, cap = scores_of(question), Counter[int](), 0.0
         for term in added_terms(question, past.turns):
-            if tokens := bm25.preprocess_func(term.word):
-                more = map(float, bm25.vectorizer.get_scores(tokens))
-                found = {i: term.weight * score for i, score in enumerate(more) if score}
-                cap = max([cap, *found.values()])
-                added.update(found)
+            found = {i: term.weight * score for i, score in enumerate(scores_of(term.word)) if score}
+            cap = max([cap, *found.values()])
+            added.update(found)
         return [score + (added[i] if past.strength is STRONG else min(added[i], cap)) for i, score in enumerate(scores)]
 
     scores = await cpu_bound(scored)
@@ -221,15 +202,11 @@ async def _by_vector(
         await Step(partial(model.embed_query, text), partial(model.aembed_query, text))
         for text in (question, expanded(question, turns, STRONG))
     ]
-    answers = [
-        (weight, answer[:CHARACTERS])
-        for weight, (_, answer) in zip(answer_weights(turns, past.strength), turns, strict=True)
-        if answer and weight >= LEAST_WEIGHT
-    ]
-    if answers:
-        texts = [text for _, text in answers]
+    shares = answer_weights(turns, past.strength)
+    texts = [answer[:CHARACTERS] for share, (_, answer) in zip(shares, turns, strict=True) if share and answer]
+    if texts:
         vectors += await Step(partial(model.embed_documents, texts), partial(model.aembed_documents, texts))
-        weights += [weight for weight, _ in answers]
+        weights += filter(None, shares)
     query, arguments = _blended(weights, vectors), {**retriever.search_kwargs, **options}
     search, asearch = getattr(store, name), getattr(store, f"a{name}")
     return list(await Step(partial(search, query, **arguments), partial(asearch, query, **arguments)))
@@ -239,11 +216,10 @@ def _blended(weights: Sequence[float], vectors: Sequence[Any]) -> list[float]:
     """Return the weighted sum of normalized vectors, scaled to the length of the first vector."""
     parts = [[float(x) for x in vector] for vector in vectors]
     lengths = [math.hypot(*part) for part in parts]
-    shares = [w / length if length > 0 else 0.0 for w, length in zip(weights, lengths, strict=True)]
+    shares = [w / length if length else 0.0 for w, length in zip(weights, lengths, strict=True)]
     total = [sum(s * x for s, x in zip(shares, column, strict=True)) for column in zip(*parts, strict=True)]
     length = math.hypot(*total)
-    scale = lengths[0] / length if length > 0 and lengths[0] > 0 else 0.0
-    return [scale * x for x in total] if scale else parts[0]
+    return [lengths[0] / length * x for x in total] if length and lengths[0] else parts[0]
 
 
 def default_k(retriever: AnyRetriever) -> int | None:
@@ -266,9 +242,8 @@ def with_k(retriever: AnyRetriever, k: int | None) -> tuple[AnyRetriever, dict[s
     if isinstance(inner, VectorStoreRetriever):
         candidates = {"fetch_k": max(k, inner.search_kwargs.get("fetch_k", 20))} if inner.search_type == "mmr" else {}
         return retriever, {"k": k, **candidates}
-    if "k" in type(inner).model_fields:
-        return _instead(retriever, inner.model_copy(update={"k": k})), {}
-    return retriever, {}
+    sized = _instead(retriever, inner.model_copy(update={"k": k})) if "k" in type(inner).model_fields else retriever
+    return sized, {}
 
 
 def unwrap(retriever: AnyRetriever) -> AnyRetriever:

@@ -6,18 +6,16 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
@@ -25,16 +23,11 @@ from langchain_memkit.messages.tokens import approximate_tokens
 
 __all__ = ["FakeChatModel", "FrozenClock"]
 
-STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        a an and are as at be been but by can could did do does for from had has have he her his how i in is it its me
-        my of on or our she so tell that the their them they this to us was we were what when where which who whom whose
-        why will with would you your about again please know remember said say told d ll m re s t ve
-        """,
-    )
-)
+_STOP_WORDS = """
+    a an and are as at be been but by can could did do does for from had has have he her his how i in is it its me
+    my of on or our she so tell that the their them they this to us was we were what when where which who whom whose
+    why will with would you your about again please know remember said say told d ll m re s t ve"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 # "I'm Nemo." and "hi! I'm bob" state a name, "I'm tired." does not.
 NAMED = re.compile(
     r"\b(?i:i['\u2019]m|i am|call me)\s+[A-Z]|(?i:^\W*(?:hi|hey|hello)\b.*\bi(?:['\u2019]m| am)\s+\w+\W*$)"
@@ -83,11 +76,7 @@ class FakeChatModel(BaseChatModel):
         return "memkit-fake"
 
     def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., object] | BaseTool],
-        *,
-        tool_choice: str | None = None,
-        **kwargs: object,
+        self, tools: Sequence[Any], *, tool_choice: str | None = None, **kwargs: object
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Bind tools as an agent does; they are called only where `responses` say so."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
@@ -130,49 +119,29 @@ class FakeChatModel(BaseChatModel):
             yield AIMessageChunk(content=word, id=message.id)
         if self.error is not None:
             raise self.error
-        if calls := message.tool_calls:
-            parts = [
-                tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=i)
-                for i, call in enumerate(calls)
-            ]
+        parts = [
+            tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=i)
+            for i, call in enumerate(message.tool_calls)
+        ]
+        if parts:
             yield AIMessageChunk(content="", id=message.id, tool_call_chunks=parts)
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: object,
-    ) -> ChatResult:
+    def _generate(self, messages: list[BaseMessage], *args: object, **kwargs: object) -> ChatResult:
         answer = self._message(messages)
         if self.error is not None:
             raise self.error
         return ChatResult(generations=[ChatGeneration(message=answer)])
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: object,
-    ) -> Iterator[ChatGenerationChunk]:
+    def _stream(self, messages: list[BaseMessage], *args: object, **kwargs: object) -> Iterator[ChatGenerationChunk]:
         for chunk in self._pieces(messages):
             time.sleep(self.delay)
-            if run_manager:
-                run_manager.on_llm_new_token(chunk.text)
             yield ChatGenerationChunk(message=chunk)
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: object,
+        self, messages: list[BaseMessage], *args: object, **kwargs: object
     ) -> AsyncIterator[ChatGenerationChunk]:
         for chunk in self._pieces(messages):
             await asyncio.sleep(self.delay)
-            if run_manager:
-                await run_manager.on_llm_new_token(chunk.text)
             yield ChatGenerationChunk(message=chunk)
 
 

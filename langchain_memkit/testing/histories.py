@@ -23,13 +23,10 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         users = ["u1", "u2", None]
         for user in users:
             call(make_history("s1", user), "add_messages", [HumanMessage(str(user))])
-        assert [text_of_each(call(make_history("s1", user), "messages")) for user in users] == [
-            ["u1"],
-            ["u2"],
-            ["None"],
-        ]
+        histories = [make_history("s1", user) for user in users]
+        assert [text_of_each(call(history, "messages")) for history in histories] == [["u1"], ["u2"], ["None"]]
         call(make_history("s1", "u1"), "clear")
-        assert [text_of_each(call(make_history("s1", user), "messages")) for user in users] == [[], ["u2"], ["None"]]
+        assert [text_of_each(call(history, "messages")) for history in histories] == [[], ["u2"], ["None"]]
 
     def test_positions_have_no_gaps(self, make_history: MakeHistory, call: Call) -> None:
         """Appending returns 1, 2, 3, and the view knows the last position."""
@@ -102,9 +99,8 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
     def test_tail_counts_messages_not_rows(self, make_history: MakeHistory, call: Call) -> None:
         """Rounds added message by message are cut like rounds added at once."""
         history = make_history("s1")
-        for text in "abc":
-            for message in exchange(text):
-                call(history, "add_messages", [message])
+        for message in [*exchange("a"), *exchange("b"), *exchange("c")]:
+            call(history, "add_messages", [message])
         assert text_of_each(call(history, "tail", max_messages=3)) == ["c", "re: c"]
 
     def test_long_import_keeps_order_and_resumes(self, make_history: MakeHistory, call: Call) -> None:

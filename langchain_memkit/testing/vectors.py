@@ -96,12 +96,8 @@ class VectorStoreContract(BothStyles):
         assert call(store.records, "sessions", "u1") == []
         assert call(store.records, "accesses", "u1") == {}
         assert call(store, "get_by_ids", ["a"]) == call(store, "get_by_ids", []) == []
-        assert (
-            call(store, "forget", "u1")
-            == call(store, "forget", "u1", "s1")
-            == call(store.records, "evict", "u1", 0)
-            == 0
-        )
+        assert call(store, "forget", "u1") == call(store, "forget", "u1", "s1") == 0
+        assert call(store.records, "evict", "u1", 0) == 0
         assert call(store, "similarity_search", "hello", filter={"user_id": "u1"}) == []
         assert call(store, "add_documents", []) == call(store.records, "embed", []) == []
         call(store, "delete", [])
@@ -136,10 +132,8 @@ class VectorStoreContract(BothStyles):
         call(store, "delete", [record(7).id], user_id="u1")
         assert len(call(other.records, "index", "u1")) == 5
         save(store, [record(7)], delete=[record(0).id])  # as many as before
-        assert facts(call(other.records, "index", "u1"))[0][0] in {
-            d.id for d in [record(7), *map(record, range(1, 4))]
-        } | {record(1, session_id="s2").id}
-        assert record(0).id not in call(other.records, "index", "u1")
+        left = [*map(record, (1, 2, 3, 7)), record(1, session_id="s2")]
+        assert facts(call(other.records, "index", "u1")) == expected_entries(left)
         call(store, "forget", "u1", "s2")
         assert {entry.session for entry in call(other.records, "index", "u1").entries} == {"s1"}
         call(store.records, "evict", "u1", 1)
@@ -174,9 +168,8 @@ class VectorStoreContract(BothStyles):
         save(store, [record(99, session_id="s2")])
         save(store, [record(99, "somebody else's", user_id="u2")])
         text = record(10).page_content
-        begun = call(
-            other.records, "begin", "u1", "s1", [digest_of(text), digest_of("none"), digest_of("somebody else's")]
-        )
+        digests = [digest_of(each) for each in (text, "none", "somebody else's")]
+        begun = call(other.records, "begin", "u1", "s1", digests)
         assert begun.last == record(11, open=True)
         (vector,) = begun.vectors.values()
         assert vector == pytest.approx(call(store.records, "embed", [text])[0])
@@ -330,12 +323,8 @@ class VectorStoreContract(BothStyles):
     @pytest.mark.parametrize("text", ODD_TEXTS, ids=lambda text: repr(text[:9]))
     def test_odd_texts(self, store: Store, other: Store, save: Call, call: Call, text: str) -> None:
         """Every text comes back as it was, and does no harm to others."""
-        odd: dict[str, Any] = {
-            "note": text[:99],
-            text[:20]: [1, (2, text[:9])],
-            "deep": {"$gt": {"a.b": b"\xff"}},
-            "at": AT,
-        }
+        odd: dict[str, Any] = {"note": text[:99], text[:20]: [1, (2, text[:9])], "at": AT}
+        odd["deep"] = {"$gt": {"a.b": b"\xff"}}
         document = record(1, text, **odd)
         document.metadata["messages"] = [text[:99]]
         assert save(store, [document, record(2)])
