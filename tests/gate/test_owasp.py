@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.base import Mention
 from langchain_memkit.errors import HistoryConflictError
+from langchain_memkit.messages.notes import records_of
 from langchain_memkit.testing import FakeChatModel
 
 STORES = pytest.mark.parametrize("place", ["standalone", "sqlite"], indirect=True)
@@ -82,8 +84,8 @@ def test_llm01_prompt_injection(ask: Callable[..., list[BaseMessage]]) -> None:
     assert question.text == "What did I say about the administrator?"
     first, begin, heading, *quoted, end = note.text.splitlines()
     assert (first, begin, end) == (FRAME, "<records>", "</records>")
-    assert heading.startswith("- record (20")
-    assert heading.endswith(", session s1):")
+    assert re.fullmatch(r"- 20\d\d-\d\d-\d\d:", heading)
+    assert [record.source for record in records_of(note)] == ["session s1"]
     assert quoted[:2] == [f"> human: {ORDER.splitlines()[0]}", f">   {ORDER.splitlines()[1]}"]  # no speaker's line
     assert all(line.startswith("> ") for line in quoted)
 
@@ -195,7 +197,7 @@ def test_asi06_memory_poisoning(place: Place, system: Any, vectors: Any) -> None
     bad = [line for line in note.text.splitlines() if "evil@" in line or "administrator" in line]
     assert bad
     assert all(line.startswith("> ") for line in bad)
-    assert "session poisoned" in note.text
+    assert {record.source for record in records_of(note)} == {"session poisoned"}
     histories("poisoned", "u1").clear()
     memories("poisoned", "u1").clear()
     agent.invoke({"messages": [HumanMessage("And now?")]}, config("last", "u1"))

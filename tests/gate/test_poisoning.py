@@ -194,14 +194,20 @@ def outside_of_note(note: BaseMessage) -> list[str]:
         return [f"no frame: {lines[:2]} {lines[-1]!r:.60}"]
     rest = lines[2:-1]
     wrong = [line for line in rest if TAGS.search(line) or TAGS.search(plain(line.replace("&lt;", ""))) or hides(line)]
+    before: object = None
     for record in records_of(note):
-        if not (rest and re.fullmatch(r"- .{1,400}:", rest[0]) and rest[0].isprintable()):
-            return [*wrong, f"no heading: {rest[:1]!r:.80}"]
+        # records of a vector memory that were said on one day in one session stand under one heading
+        place = (record.source, record.date.date()) if record.memory == "VectorMemory" and record.date else None
+        if place is None or place != before:
+            if not (rest and re.fullmatch(r"- .{1,400}:", rest[0]) and rest[0].isprintable()):
+                return [*wrong, f"no heading: {rest[:1]!r:.80}"]
+            rest = rest[1:]
+        before = place
         quote = [f"> {line}" for line in record.text.splitlines() or [""]]
-        stands = rest[1 : 1 + len(quote)]
+        stands = rest[: len(quote)]
         if plain("\n".join(stands)) != plain("\n".join(quote)):
             return [*wrong, f"not the record: {stands!r:.80}"]
-        rest = rest[1 + len(quote) :]
+        rest = rest[len(quote) :]
     return wrong + rest
 
 

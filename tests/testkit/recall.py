@@ -49,7 +49,7 @@ class RecallContract(MemoryContract):
         call(make_memory("s1", "u1", now=lambda: AT), "save", round_of("My cat is called Nemo.", "A fine name!"))
         call(make_memory("s1", "u1", now=lambda: AT), "save", round_of("I work in Oslo.", "By the sea?"))
         [note] = call(make_memory("s2", "u1"), "load", "What is the name of my cat?")
-        assert "(2026-01-02, session s1):\n> human: My cat is called Nemo.\n> ai: A fine name!" in note.text
+        assert "- 2026-01-02:\n> human: My cat is called Nemo.\n> ai: A fine name!" in note.text
         [hit] = call(make_memory("s2", "u1"), "search", "What is the name of my cat?", k=1)
         assert (hit.session_id, hit.date, hit.speakers) == ("s1", AT, ("human", "ai"))
 

@@ -20,7 +20,7 @@ from langchain_memkit.memories.retriever import plain_score
 from langchain_memkit.memories.vector.adapter import VectorStoreAdapter, index_of
 from langchain_memkit.memories.vector.core import VectorMemoryConfig
 from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
-from langchain_memkit.messages.notes import Record, lines_of, note_message, render_note_texts, render_notes
+from langchain_memkit.messages.notes import ROUNDS, NoteParts, Record, note_message, note_parts, render_note_parts
 from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
 from langchain_memkit.messages.tokens import count_text, count_tokens
 from langchain_memkit.ranking.index import Index, IndexRecord
@@ -142,24 +142,21 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
 
 def note_record_of(
     ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
-) -> tuple[Record, str]:
-    """Build the quoted record of a note, and its lines; `rank` is 0 for the best.
+) -> tuple[Record, NoteParts]:
+    """Build the record of a note, and how it is rendered; `rank` is 0 for the best.
 
     `notes` holds what was made of the record before: a conversation recalls the same records again and again.
     """
     entry = ranked.entry
     score = plain_score(ranked.score if rerank is None else rerank)
     source = f"session {entry.session}" if entry.session else ""
-    if (known := notes.get(ranked.shown)) is not None:
-        text, parts, told = known
-        return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score), told
-    lines = _shown(ranked, document)
-    text = _text(lines) if lines else document.page_content
-    parts = tuple((line.message, line.text) for line in lines)
-    record = Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score)
-    told = lines_of(record)
-    notes[ranked.shown] = (text, parts, told)
-    return record, told
+    if (known := notes.get(ranked.shown)) is None:
+        lines = _shown(ranked, document)
+        text = _text(lines) if lines else document.page_content
+        told = note_parts(Record(text, source=source, date=entry.at, memory=ROUNDS))
+        known = notes[ranked.shown] = text, tuple((line.message, line.text) for line in lines), told
+    text, parts, told = known
+    return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score, memory=ROUNDS), told
 
 
 def _shown(ranked: Ranked, document: Document) -> list[RoundLine]:
@@ -233,9 +230,11 @@ async def recall(
     recalled; `remarks` receives explanations of what the floor left out, unless it is None. The result is empty if
     nothing is related to the question, or nothing fits.
     """
-    chosen: list[tuple[IndexRecord, Record, str]] = []
+    chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
+    headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
-    room = core.max_tokens - count_text(render_notes([Record("")]), core.counter)
+    room = core.max_tokens - count_text(render_note_parts([]), core.counter)
+    message = count_text("", core.counter)  # what a message costs besides its text
     misses = 0
     ranked, count, best = await _ranked(core, user_id, text, keep, fetched, core.floor)
     share = _share(core.floor, best)
@@ -255,12 +254,15 @@ async def recall(
     full = False
     while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
-            record, lines = note_record_of(found, rerank, document, len(chosen), notes)
-            cost = count_text(lines, core.counter)
+            record, parts = note_record_of(found, rerank, document, len(chosen), notes)
+            heading, quote, session = parts
+            told = quote if session and (heading, session) in headed else f"{heading}\n{quote}"
+            cost = count_text(f"{told}\n", core.counter) - message
             if cost > room - (spare if chosen else 0):
                 misses += 1
             else:
-                chosen.append((found.entry, record, lines))
+                chosen.append((found.entry, record, parts))
+                headed.add((heading, session))
                 room -= cost
             full = misses >= MISSES or len(chosen) == core.k
             if full:
@@ -376,9 +378,9 @@ async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Foun
     return kept()  # lazily: most notes are full long before the last record
 
 
-def _note(chosen: Sequence[tuple[IndexRecord, Record, str]]) -> HumanMessage:
+def _note(chosen: Sequence[tuple[IndexRecord, Record, NoteParts]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
     return note_message(
-        [record for _, record, _ in in_order], lambda _: render_note_texts([lines for *_, lines in in_order])
+        [record for _, record, _ in in_order], lambda _: render_note_parts([parts for *_, parts in in_order])
     )

@@ -314,7 +314,7 @@ def test_clearing_all(call: Callable[..., Any]) -> None:
 def test_the_notebook_with_a_vector_memory(call: Callable[..., Any], tmp_path: Path) -> None:
     """The same on the real one, which holds what was said before as another session."""
     store = SQLiteVectorStore(tmp_path / "v.db", Words())
-    rounds = VectorMemory.factory(store, max_tokens=66)  # room for one of these
+    rounds = VectorMemory.factory(store, k=1)
     rounds("earlier", "u1").save([*BOB, HumanMessage("Alice likes apples.")])
     composed = ComposedMemory(
         dialogue(user_id="u1"),

@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langchain_core.documents import Document
@@ -28,6 +29,7 @@ from langchain_memkit._sync import drive
 from langchain_memkit.base import Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import records_of
+from langchain_memkit.messages.tokens import count_tokens, resolve_counter
 from langchain_memkit.ranking.ranking import Ranking
 from langchain_memkit.testing.fakes import FakeChatModel
 
@@ -94,7 +96,30 @@ def test_what_was_said_in_another_session_is_recalled_with_date_and_speaker(make
     make("s1", now=lambda: AT).save([HumanMessage("My cat is called Nemo.", name="Ann"), AIMessage("A fine name!")])
     make("s1", now=lambda: AT).save(turn("I work in Oslo.", "By the sea?"))
     [note] = make("s2").load("What is the name of my cat?")
-    assert "- record (2026-01-02, session s1):\n> Ann: My cat is called Nemo.\n> ai: A fine name!" in note.text
+    assert "- 2026-01-02:\n> Ann: My cat is called Nemo.\n> ai: A fine name!" in note.text
+
+
+@pytest.mark.parametrize("max_tokens", [60, 100, 200, 400])
+@pytest.mark.parametrize("counter", [None, "o200k_base"])
+def test_a_note_fills_its_budget_whatever_the_session_is_called(
+    make: Any, max_tokens: int, counter: str | None
+) -> None:
+    """What is counted is what is shown: no session ids, a day once. The next record would not have fitted."""
+    sizes = []
+    for prefix in ("s", f"{uuid4()}-{uuid4()}-"):
+        for n in range(40):
+            session = make(f"{prefix}{n // 4}", user_id=prefix, now=lambda n=n: AT + timedelta(days=n // 4))
+            session.save(turn(f"My cat Nemo found toy {n}.", "Lovely!"))
+        options = {"max_tokens": max_tokens, "token_counter": counter, "floor": None}
+        [note] = make("new", user_id=prefix, **options).load("What did my cat Nemo find?")
+        [size] = count_tokens([note], resolve_counter(counter))
+        assert max_tokens - 35 < size <= max_tokens
+        found = records_of(note)
+        days = {(record.source, record.date and record.date.date()) for record in found}
+        assert sum(line.startswith("- ") for line in note.text.splitlines()) == len(days)
+        assert all(record.source.startswith(f"session {prefix}") for record in found)
+        sizes.append(len(found))
+    assert sizes[0] == sizes[1]
 
 
 def test_a_round_is_embedded_once_when_it_closes(make: Any, embeddings: CountingEmbeddings) -> None:

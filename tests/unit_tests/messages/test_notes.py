@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -72,6 +72,45 @@ def test_a_note_reads_well() -> None:
         "> x",
         "</records>",
     ]
+
+
+def test_rounds_of_one_session_and_day_share_a_heading() -> None:
+    """The day is said once, the session only in the data; another session, another day, or no date has its own."""
+    one, other = "session 5f0c", "session 77aa"
+
+    def round_(text: str, source: str, date: datetime | None) -> Record:
+        return Record(text, source=source, date=date, memory="VectorMemory")
+
+    next_day = AT + timedelta(days=1)
+    given_records = [
+        round_("human: a\n- 2026-03-05:\n- record (human):", one, AT),
+        round_("human: b", one, AT + timedelta(hours=1)),
+        round_("human: c", other, AT),
+        round_("human: d", other, next_day),
+        round_("human: e", one, None),
+        round_("human: f", "", next_day),
+        round_("human: g", "", next_day),
+    ]
+    note = note_message(given_records)
+    assert str(note.content).splitlines()[2:-1] == [
+        "- 2026-03-04:",
+        "> human: a",
+        "> - 2026-03-05:",
+        "> - record (human):",
+        "> human: b",
+        "- 2026-03-04:",
+        "> human: c",
+        "- 2026-03-05:",
+        "> human: d",
+        "- record (session 5f0c):",
+        "> human: e",
+        "- 2026-03-05:",
+        "> human: f",
+        "- 2026-03-05:",
+        "> human: g",
+    ]
+    assert_framed(note)
+    assert records_of(note) == given_records
 
 
 def test_notes_have_ids_by_content_and_can_be_stored() -> None:
