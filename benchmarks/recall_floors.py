@@ -4,6 +4,7 @@
     python -m benchmarks.recall_floors --data locomo.json   # of LoCoMo's conversations, which have no floors
     python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/recall.md has it
     python -m benchmarks.recall_floors --silence [--data locomo.json]   # what is shown for prompts that nothing answers
+    python -m benchmarks.recall_floors --notes [--data locomo.json]   # the evidence in notes of 94 to 1,024 tokens
 
 The conversations are saved in a `VectorMemory` over a SQLite file, with WordLlama's vectors (the extra `local`) or with
 none (words only); `--embeddings minilm` adds MiniLM. Then every question is asked: `R@512` is the share of the evidence
@@ -55,6 +56,8 @@ WORDS_ONLY, FEW = "words only", "wordllama, ten candidates"
 METRICS = {"R@512": "recall within 512", "R@1,024": "recall within 1,024"}
 ENOUGH = 1_024  # tokens of records that are looked at
 NOTE_TOKENS = 1_000  # the default of `max_tokens`
+COUNTER = "o200k_base"
+NOTES = (94, 158, 256, 512, 1_024)  # tokens; the frame takes 30 of them
 OTHERS = 30  # questions of each other conversation, for silence
 PROMPTS = {"everyday": 115, "others": 125, "unanswerable": 60}  # of 300 that a memory cannot help
 Row = dict[str, float]
@@ -400,10 +403,30 @@ def silence(systems: Sequence[Kept]) -> str:
     return f"{1 - with_floor / without:.2%} of the evidence lost; tokens: {told}; mean of prompts {mean:.0f}"
 
 
+def notes(systems: Sequence[Kept]) -> str:
+    """The share of the evidence in notes of each budget, and how many records they hold."""
+    told = []
+    for budget in NOTES:
+        held: list[float] = []
+        records = 0
+        for system in systems:
+            memory = VectorMemory.factory(
+                system.store, max_tokens=budget, token_counter=COUNTER, now=lambda now=system.now: now
+            )("questions", "u1")
+            for question in system.dialogue.questions:
+                found = [record for note in memory.load(question.text) for record in records_of(note)]
+                ids = {name for record in found if question.quote in record.text for name, _ in record.parts}
+                held.append(len(question.evidence & ids) / len(question.evidence))
+                records += len(found)
+        told.append(f"{budget:,} tokens: {np.mean(held):.3f} in {records / len(held):.1f} records")
+    return "; ".join(told)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ablation", action="store_true", help="what is lost without each part")
     parser.add_argument("--silence", action="store_true", help="what is shown for prompts that nothing answers")
+    parser.add_argument("--notes", action="store_true", help="the evidence in notes, by their budget")
     parser.add_argument("--data", type=Path, help="a LoCoMo file in place of the recall set")
     parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
     options = parser.parse_args()
@@ -413,7 +436,9 @@ def main() -> None:
         return
     for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
         with kept(embedder, dialogues) as systems:
-            if options.silence:
+            if options.notes:
+                print(f"{embedder}: {notes(systems)}", flush=True)
+            elif options.silence:
                 print(f"{embedder}: {silence(systems)}", flush=True)
             elif options.data:
                 [row] = measured(systems, lambda system, question: system.search(question.text)).values()
