@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -196,10 +197,8 @@ class VectorRecords:
         there = {row.id for row in stored}
         missing = [name for name in ids if name not in there]
         if user_id == NOBODY and missing and await self.step(lambda: backend.owned(missing)):
-            msg = (
-                f"an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user{state}"
-            )
-            raise ConfigurationError(msg)
+            problem = "an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user"
+            raise ConfigurationError(problem + state)
         return stored
 
     async def texts(self, user_id: str, ids: Sequence[str]) -> TextLookup:
@@ -232,11 +231,8 @@ class VectorRecords:
         now = self._now()
         last = [shown.document for shown in readable_documents(found.last, now)]
         records = {shown.document.id or "": shown.document for shown in readable_documents(found.records, now)}
-        vectors = {
-            digest: np.frombuffer(vector, "<f4")
-            for digest, vector in found.vectors.items()
-            if vector and len(vector) % 4 == 0
-        }
+        whole = {digest: vector for digest, vector in found.vectors.items() if vector and len(vector) % 4 == 0}
+        vectors = {digest: np.frombuffer(vector, "<f4") for digest, vector in whole.items()}
         position = found.position if isinstance(found.position, int) else 0  # it may be damaged
         # A retry belongs to the session that its first try saw: with a fresh generation it would bring back text that
         # was forgotten in between.
@@ -280,22 +276,22 @@ class VectorRecords:
         written: WriteResult | None = await self.step(lambda: self._backend.write(user_id, new))
         if written is None:
             return False
-        result = written
         long = len(rows) > FEW or sum(len(str(row.text)) for row in rows) > SHORT
-        await cpu_bound(lambda: self.cache.wrote(user_id, new.rows, removed, result), long=long)
+        await cpu_bound(partial(self.cache.wrote, user_id, new.rows, removed, written), long=long)
         return True
 
     async def delete(self, user_id: str | None, ids: Sequence[str]) -> None:
         """Delete records by id; without a user those of nobody."""
         user, names = _whose(user_id), check_ids(ids)
-        if names and user == NOBODY:
+        if not names:
+            return
+        if user == NOBODY:
             try:
                 await self._stored(user, names, ". Nothing was deleted")
             except HistoryReadError as error:
                 msg = f"{error}. Nothing was deleted."
                 raise HistoryWriteError(msg) from error
-        if names:
-            await self.step(lambda: self._backend.delete(user, names))
+        await self.step(lambda: self._backend.delete(user, names))
 
     async def forget(self, user_id: str, session_id: str | None = None) -> int:
         """Delete a session of a user, or all of the user."""
@@ -317,8 +313,7 @@ class VectorRecords:
 
     async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return the times at which records were last recalled, by id."""
-        user = check_id(user_id, "user_id")
-        return await self.step(lambda: self._backend.accesses(user))
+        return await self.step(lambda: self._backend.accesses(check_id(user_id, "user_id")))
 
     async def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
         """Delete the records above a limit, first those never recalled."""
@@ -327,8 +322,7 @@ class VectorRecords:
 
     async def sessions(self, user_id: str) -> list[SessionInfo]:
         """List the sessions of a user that hold records."""
-        user = check_id(user_id, "user_id")
-        return await self.step(lambda: self._backend.sessions(user))
+        return await self.step(lambda: self._backend.sessions(check_id(user_id, "user_id")))
 
 
 def _whose(user_id: str | None) -> str:

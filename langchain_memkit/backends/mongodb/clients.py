@@ -14,7 +14,6 @@ import pymongo
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.errors import InvalidURI
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.errors import ConfigurationError
@@ -127,12 +126,10 @@ class Clients:
         if not self._uri:
             msg = "only an async_client was given: use the async methods, or pass client= as well"
             raise ConfigurationError(msg)
-        client = _sync.get(self._process_key)
-        if client is None or _is_closed(client):  # the lock is taken only where a client may have to be made
-            with _lock:
-                client = _sync.get(self._process_key)
-                if client is None or _is_closed(client):
-                    client = _sync[self._process_key] = self._new(MongoClient)
+        with _lock:
+            client = _sync.get(self._process_key)
+            if client is None or _is_closed(client):
+                client = _sync[self._process_key] = self._new(MongoClient)
         return client
 
     @property
@@ -161,7 +158,7 @@ class Clients:
         try:
             # `connect=False`: no threads and no DNS look-ups before the first operation.
             return cls(self._uri, connect=False, driver=DriverInfo("langchain-memkit"))
-        except (InvalidURI, DriverConfigurationError, ValueError, TypeError) as error:
+        except (DriverConfigurationError, ValueError, TypeError) as error:
             msg = f"connection_string is not valid: {redact(str(error))}"
             raise ConfigurationError(msg) from None
 

@@ -122,16 +122,14 @@ def row_text(message: BaseMessage, path: str) -> str:
     """Encode a message as langchain-mongodb stores it, in JSON; raise if it would not decode to an equal one."""
     try:
         text = json.dumps(message_to_dict(message))
-        same = decode_legacy_message(json.loads(text)) == message
+        if decode_legacy_message(json.loads(text)) == message:
+            return text
+        problem = "would not come back equal from a row of langchain-mongodb"
     except (TypeError, ValueError, RecursionError, MessageDecodeError) as error:
         # Other errors may quote the content; a TypeError of JSON only names a class.
         why = f"{error!s:.200}" if isinstance(error, (TypeError, MessageDecodeError)) else type(error).__name__
-        text, problem = "", f"cannot be written as a row of langchain-mongodb ({why})"
-    else:
-        problem = "" if same else "would not come back equal from a row of langchain-mongodb"
-    if problem:
-        raise MessageEncodeError(path, problem)
-    return text
+        problem = f"cannot be written as a row of langchain-mongodb ({why})"
+    raise MessageEncodeError(path, problem)
 
 
 class PairPosition(NamedTuple):
@@ -208,11 +206,8 @@ class QAStore(MongoTurnStore):
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's chats, most recently used first; with `hidden`, soft-deleted documents count as well."""
-        match = {
-            **self.filter(SessionScope(user_id, "")),
-            "chatId": {"$type": "string"},
-            **({} if hidden else docs.SHOWN),
-        }
+        match = self.filter(SessionScope(user_id, "")) | {"chatId": {"$type": "string"}}
+        match |= {} if hidden else docs.SHOWN
         return newest_first(await self.grouped(match, "chatId", "createdAt"))
 
     async def owners(self) -> list[str]:
@@ -276,10 +271,9 @@ class QAStore(MongoTurnStore):
 
     async def purge(self, user_id: str) -> dict[str, int]:
         """Delete all documents of the user; return counts of chats and turns."""
-        sessions = await self.sessions(user_id)
-        whole = {name: value for name, value in self.filter(SessionScope(user_id, "")).items() if name != "chatId"}
-        deleted = await self.delete_many(whole)
-        return {"sessions": len(sessions), "turns": deleted}
+        sessions, whole = await self.sessions(user_id), self.filter(SessionScope(user_id, ""))
+        del whole["chatId"]
+        return {"sessions": len(sessions), "turns": await self.delete_many(whole)}
 
 
 def side_text(messages: Sequence[BaseMessage], kind: type[BaseMessage]) -> str | None:

@@ -230,9 +230,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             known = messages is not None and isinstance(told, Mapping) and told.get("waits") is False
             if not known or told["digest"] in digests or not set(messages or ()).isdisjoint(told["messages"]):
                 here = {"generation": {"$eq": session.get("generation")}, "expires_at": {"$not": {"$lte": self._now()}}}
-                query = records_filter(
-                    user_id, session_id, position={"$lt": math.inf}, **here
-                )  # a number: it may be damaged
+                here["position"] = {"$lt": math.inf}  # a number: it may be damaged
+                query = records_filter(user_id, session_id, **here)
                 last = await self._found(query, docs.ON_TEXTS, sort=[("position", -1)], limit=1)
                 position = int(last[0]["position"]) if last else 0
             else:
@@ -315,8 +314,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         if not await self._is_alive(session.bump_version()):
             await self._withdraw(session, rows)
             return None
-        what = f"session {session.session_id!r:.80} was changed by somebody else meanwhile"
-        msg = f"{what}. Others may be stored: begin again."
+        problem = "was changed by somebody else meanwhile. Others may be stored: begin again."
+        msg = f"session {session.session_id!r:.80} {problem}"
         raise HistoryConflictError(msg)
 
     async def _upsert(self, session: SessionWrite, batch: Sequence[tuple[NewRecord, int]], *, begun: bool) -> bool:

@@ -178,7 +178,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             " AND m.message_id IN (SELECT value FROM json_each(:ids))"
             " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted"
         )
-        found = await self._select(query, **self._parameters(scope, ids=json.dumps(list(ids))))
+        found = await self._select(query, user=scope.user_id, session=scope.session_id, ids=json.dumps(list(ids)))
         return {row[0] for row in found} & set(ids)
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
@@ -257,10 +257,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return {"user": scope.user_id, "session": scope.session_id, "now": self._now().timestamp(), **more}
 
     def _head(self, connection: sqlite3.Connection, scope: SessionScope) -> SessionHead | None:
-        row = connection.execute(
-            f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1",
-            self._parameters(scope),
-        ).fetchone()
+        query = f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1"
+        row = connection.execute(query, self._parameters(scope)).fetchone()
         return SessionHead(*row) if row else None
 
     def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
@@ -270,9 +268,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     def _last(self, connection: sqlite3.Connection, scope: SessionScope, head: SessionHead | None) -> int:
         """Return the last position ever taken in this session, including turns whose row is damaged."""
-        (known,) = connection.execute(
-            f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
-        ).fetchone()
+        query = f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}"
+        (known,) = connection.execute(query, self._parameters(scope)).fetchone()
         return max((head or EMPTY).seq, known or 0)
 
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:

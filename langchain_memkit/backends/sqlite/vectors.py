@@ -14,7 +14,7 @@ from uuid import uuid4
 from langchain_core.embeddings import Embeddings
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Transactions, shared_database
-from langchain_memkit.backends.sqlite.history import LIVE, date_of, parse_json
+from langchain_memkit.backends.sqlite.history import HERE, LIVE, date_of, parse_json
 from langchain_memkit.base import Now, SessionInfo, utc_now
 from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.messages.codec import FORMAT_VERSION
@@ -89,12 +89,10 @@ def stored_of(row: Row) -> DocumentRow:
 STEP = 2**16
 # Stamps have random gaps, so two different sets of records hardly ever have the same sum: count and sum are a version.
 MARK = (
-    "SELECT coalesce(max(records), 0), coalesce(max(stamps), 0), (SELECT generation FROM vector_generations"
-    " WHERE user_id = :user AND session_id = :session) FROM vector_counts WHERE user_id = :user"
+    "SELECT coalesce(max(records), 0), coalesce(max(stamps), 0),"
+    f" (SELECT generation FROM vector_generations WHERE {HERE}) FROM vector_counts WHERE user_id = :user"
 )
-LAST_STAMP = (
-    f"SELECT seq FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE} ORDER BY position DESC LIMIT 1"
-)
+LAST_STAMP = f"SELECT seq FROM vectors WHERE {HERE} AND {LIVE} ORDER BY position DESC LIMIT 1"
 HIGHEST_STAMP = (  # that any row has or had, so that none is used twice
     "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
     " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
@@ -174,14 +172,13 @@ class _VectorRows(Transactions, VectorBackend):
         def rows_of(connection: sqlite3.Connection, statement: str, names: Sequence[str]) -> list[Row]:
             return connection.execute(statement, {**given, "these": json.dumps(names)}).fetchall() if names else []
 
-        def draw(connection: sqlite3.Connection) -> str:
+        def draw(connection: sqlite3.Connection) -> str | None:
             # Another process may begin the session at the same time: the first one's generation is used by both.
             statement = "INSERT OR IGNORE INTO vector_generations VALUES (?, ?, ?)"
             connection.execute(statement, (user_id, session_id, uuid4().hex))
-            return _generation(connection, user_id, session_id) or ""
+            return _generation(connection, user_id, session_id)
 
-        here = "user_id = :user AND session_id = :session"
-        ordered = f"{here} AND {LIVE} ORDER BY position DESC LIMIT 1"
+        ordered = f"{HERE} AND {LIVE} ORDER BY position DESC LIMIT 1"
         known = f"SELECT digest, vector FROM vectors WHERE user_id = :user AND digest {THESE}"
         named = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
         with self._reading() as connection:
@@ -258,7 +255,7 @@ class _VectorRows(Transactions, VectorBackend):
             await self._erase()
 
     async def forget(self, user_id: str, session_id: str | None) -> int:
-        here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
+        here = "user_id = :user" if session_id is None else HERE
 
         def delete(connection: sqlite3.Connection) -> int:
             given = {"user": user_id, "session": session_id}
