@@ -17,19 +17,15 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import AsStep, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.ranking.index import Index, IndexRecord, StoredSession, digest_of
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_rows import (
-    CachedRecord,
     CachedText,
     IndexRow,
     Mark,
     NewRecord,
     ReadUpTo,
-    SessionState,
     UserChanges,
-    Vector,
-    VectorBackend,
     WriteResult,
-    records_of,
 )
 
 logger = logging.getLogger("langchain_memkit")
@@ -62,7 +58,7 @@ class CachedUser:
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
-    def add(self, records: Sequence[CachedRecord]) -> None:
+    def add(self, records: Sequence[vector_rows.CachedRecord]) -> None:
         """Add records, replacing those with the same ids."""
         with self.index.lock:
             self.changes += len(records)
@@ -73,7 +69,7 @@ class CachedUser:
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
                     self.next_expiry = entry.expires_at
 
-    def vector_of(self, digest: str) -> Vector | None:
+    def vector_of(self, digest: str) -> vector_rows.Vector | None:
         """Return the vector of a text; None if no record that is held has this text."""
         name = self.digests.get(digest, "")
         document = self.texts[name].document(name) if name in self.texts else None
@@ -110,7 +106,7 @@ class CachedUser:
             if self.mark != since.mark:
                 return self.mark == news.mark
             if self.mark != news.mark:
-                found, damaged = records_of(news.cells, self.index.dims)
+                found, damaged = vector_rows.records_of(news.cells, self.index.dims)
                 replaced = [old.stamp for record in found if (old := self.index.get(record.entry.id)) is not None]
                 # Versions are sums: if adding exactly these records (in place of the old ones with their ids) leads
                 # from the cached version to the store's, nothing else has changed. Any other deletion or replacement
@@ -173,7 +169,7 @@ class ReadSession(NamedTuple):
     """A snapshot of a session at the start of a turn: the cached user, the session, and its last record."""
 
     held: CachedUser
-    session: SessionState
+    session: vector_rows.SessionState
     last: IndexRecord | None
 
     def begun(self, digests: Collection[str], ids: Collection[str]) -> StoredSession | None:
@@ -200,7 +196,7 @@ class ReadSession(NamedTuple):
 class VectorIndexCache:
     """A least-recently-used cache of users' records, limited in bytes; the last user stays cached, however large."""
 
-    def __init__(self, source: VectorBackend, step: AsStep, cache_bytes: int, now: Now) -> None:
+    def __init__(self, source: vector_rows.VectorBackend, step: AsStep, cache_bytes: int, now: Now) -> None:
         self._source = source
         self._step = step
         self._now = now
@@ -236,7 +232,7 @@ class VectorIndexCache:
         rows: list[IndexRow] = await self._step(lambda: self._source.cells(user_id, stamps))
 
         def take() -> tuple[int, int]:
-            found, damaged = records_of(rows, held.index.dims)
+            found, damaged = vector_rows.records_of(rows, held.index.dims)
             held.add(found)
             held.left_out |= damaged
             return len(found), len(damaged)

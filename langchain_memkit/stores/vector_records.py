@@ -16,20 +16,9 @@ from langchain_memkit._sync import Flow, Step, cpu_bound
 from langchain_memkit.base import Now, SessionInfo, check_id, check_size
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.ranking.index import Index, StoredSession, unit_vectors
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_cache import ReadSession, VectorIndexCache
-from langchain_memkit.stores.vector_rows import (
-    NOBODY,
-    DocumentRow,
-    Embedder,
-    RecordWrite,
-    Vector,
-    VectorBackend,
-    WantedRecords,
-    WriteResult,
-    check_ids,
-    readable_documents,
-    record_row,
-)
+from langchain_memkit.stores.vector_rows import NOBODY, RecordWrite, Vector, check_ids, readable_documents
 
 T = TypeVar("T")
 
@@ -150,8 +139,8 @@ class VectorMemoryStore(Protocol):
 class VectorRecords:
     """A `VectorMemoryStore` over a backend, which keeps the rows, with a cache of the users' indexes."""
 
-    def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
-        self.embedder = Embedder(embedding, backend, self.step)
+    def __init__(self, backend: vector_rows.VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
+        self.embedder = vector_rows.Embedder(embedding, backend, self.step)
         self._backend = backend
         self._now = now
         self.cache = VectorIndexCache(backend, self.step, cache_bytes, now)
@@ -190,7 +179,7 @@ class VectorRecords:
         self.cache.miss(user, [name for name in names if name not in found])
         return [found[name] for name in names if name in found]
 
-    async def _stored(self, user_id: str, ids: list[str], state: str) -> list[DocumentRow]:
+    async def _stored(self, user_id: str, ids: list[str], state: str) -> list[vector_rows.DocumentRow]:
         """Read records by id. Raise if no user was named and an id belongs to a user's record."""
         backend = self._backend
         stored = await self.step(lambda: backend.by_ids(user_id, ids, vectors=False))
@@ -226,7 +215,7 @@ class VectorRecords:
     ) -> StoredSession:
         """Read what a write to a session depends on."""
         place = check_id(user_id, "user_id"), check_id(session_id, "session_id")
-        wanted = WantedRecords(check_ids(digests), check_ids(ids), messages)
+        wanted = vector_rows.WantedRecords(check_ids(digests), check_ids(ids), messages)
         found = await self.step(lambda: self._backend.begin(*place, wanted))
         now = self._now()
         last = [shown.document for shown in readable_documents(found.last, now)]
@@ -257,7 +246,7 @@ class VectorRecords:
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
         long = sum(len(document.page_content) for document in documents) > SHORT
-        rows = await cpu_bound(lambda: [record_row(d, user, session) for d in documents], long=long)
+        rows = await cpu_bound(lambda: [vector_rows.record_row(d, user, session) for d in documents], long=long)
         return await self.store(user, RecordWrite(rows, gone, place, expected, state), vectors)
 
     async def store(self, user_id: str, given: RecordWrite, vectors: Sequence[Any]) -> bool:
@@ -273,7 +262,7 @@ class VectorRecords:
         if not distinct and not removed and given.place is None:
             return True
         new = given._replace(rows=list(distinct.values()), delete=removed)
-        written: WriteResult | None = await self.step(lambda: self._backend.write(user_id, new))
+        written: vector_rows.WriteResult | None = await self.step(lambda: self._backend.write(user_id, new))
         if written is None:
             return False
         long = len(rows) > FEW or sum(len(str(row.text)) for row in rows) > SHORT

@@ -24,25 +24,9 @@ from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, Dup
 from langchain_memkit.backends.mongodb.vector_documents import BY_ID, SessionWrite, records_filter, with_ids
 from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope
-from langchain_memkit.stores.vector_rows import (
-    DocumentRow,
-    IndexRow,
-    Mark,
-    NewRecord,
-    ReadUpTo,
-    RecordWrite,
-    SessionSnapshot,
-    SessionState,
-    StoredDocument,
-    UserChanges,
-    Vector,
-    VectorBackend,
-    WantedRecords,
-    WriteResult,
-    check_expected,
-    readable_documents,
-)
+from langchain_memkit.stores.vector_rows import IndexRow, NewRecord, SessionSnapshot, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
 
 SAME = 8  # the most records read for one text, to find its vector
@@ -64,7 +48,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- reading
 
-    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
+    async def news(
+        self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None
+    ) -> vector_rows.UserChanges:
         """Read in one query what a cached index needs to know: `session` is left out if its last record has to be read.
 
         The user's version is the sum of the versions of all sessions, None if there are none.
@@ -84,7 +70,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             parts.append([{"$match": records_filter(user_id, stamp=stamps)}, {"$project": docs.ON_CELLS}])
         first, *others = parts
         pipeline = [*first, *({"$unionWith": {"coll": self.settings.names[1], "pipeline": part}} for part in others)]
-        mark: Mark | None = None
+        mark: vector_rows.Mark | None = None
         session, cells = None, []
         rows: list[BsonDict] = await self.read(lambda c: commands.rows_of(c.aggregate(pipeline)))
         for found in rows:
@@ -93,10 +79,10 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             elif not docs.is_session(found):
                 cells.append(docs.cells_of(found))
             elif (found.get("last") or {}).get("waits") is False:
-                session = SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
-        return UserChanges(session, mark, cells)
+                session = vector_rows.SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
+        return vector_rows.UserChanges(session, mark, cells)
 
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
+    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
         """Return the change of the user's version that these records explain: the sum of the distinct steps."""
         # All records of one write share its step, hence the set.
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
@@ -109,8 +95,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [docs.cells_of(d) for d in await self._alive(user_id, query, docs.ON_CELLS)]
 
-    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
-        found: list[DocumentRow] = []
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[vector_rows.DocumentRow]:
+        found: list[vector_rows.DocumentRow] = []
         for batch in batches(ids):
             query = {**scope_filter(user_id), **with_ids(user_id, batch)}
             documents = await self._found(query, docs.ON_STORED if vectors else docs.ON_TEXTS, hint=BY_ID)
@@ -191,12 +177,12 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     async def nearest(
         self, user_id: str, session_id: str | None, vector: Sequence[float], k: int
-    ) -> list[tuple[StoredDocument, float]]:
+    ) -> list[tuple[vector_rows.StoredDocument, float]]:
         """Return the records with the nearest vectors and their cosines, nearest first, as the server finds them."""
         rows = await self._search(docs.search_pipeline(user_id, session_id, vector, k))
         # The server's score is (1 + cosine) / 2.
         cosines = {docs.record_id_of(row["_id"]): 2 * float(row[docs.SCORE]) - 1 for row in rows}
-        shown = readable_documents([docs.stored_of(row) for row in rows], self._now())
+        shown = vector_rows.readable_documents([docs.stored_of(row) for row in rows], self._now())
         # The user is checked again here: the server's filter alone is never trusted.
         return [(s, cosines[s.document.id]) for s in shown if s.document.id and s.user_id == user_id]
 
@@ -210,7 +196,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- writing
 
-    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: vector_rows.WantedRecords) -> SessionSnapshot:
         digests, ids, messages = wanted
         most = 1 + len(ids) + SAME * len(digests)
         query = docs.begin_filter(user_id, session_id, digests, ids)
@@ -257,7 +243,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 )
                 return str(document["generation"])
 
-    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
+    async def write(self, user_id: str, given: vector_rows.RecordWrite) -> WriteResult | None:
         """Store records and delete others; None if the session was forgotten since, and nothing stays stored.
 
         With a `state` and nothing to replace, the records are only added, and only to an unchanged session.
@@ -365,7 +351,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 return True
         if not await self._is_alive(session.announce()):
             return False
-        check_expected(expected, stored)
+        vector_rows.check_expected(expected, stored)
         state = "Nothing was stored" if len(expected) == 1 else "Others of this call may be stored"
         msg = f"record {min(expected)!r:.80} was changed or deleted by somebody else meanwhile. {state}: begin again."
         raise HistoryConflictError(msg)
@@ -616,7 +602,7 @@ class MongoDBVectorStore(RecordVectorStore):
             dims = await self._embedder.known()
             await self._step(lambda: self._records.build_search(dims))
 
-    async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> Hits:
+    async def _nearest(self, vector: vector_rows.Vector, k: int, scope: SearchScope) -> Hits:
         """Search on the server if its index is ready and the scope has only filters that the index covers."""
         if scope.tests or not await self._step(self._records.has_search):
             return await super()._nearest(vector, k, scope)

@@ -28,22 +28,9 @@ from langchain_memkit.base import (
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
+from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore, check_options
-from langchain_memkit.stores.history_rows import (
-    EMPTY,
-    MARKER_TTL,
-    MOST,
-    Batch,
-    Page,
-    PageLimit,
-    ReadVersion,
-    SessionScope,
-    TurnRow,
-    plan_append,
-    read_turn,
-    tombstone,
-    until_limit,
-)
+from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
 
 T = TypeVar("T")
 
@@ -142,7 +129,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             epoch = head.epoch or self._purged(connection, scope.user_id)
             shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
-            turns, stopped = until_limit((self._turn(row, enough.messages) for row in shown), enough)
+            turns, stopped = history_rows.until_limit((self._turn(row, enough.messages) for row in shown), enough)
             last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
             # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
             seqs = [before, *(row["seq"] for row in rows if row["seq"] > base)]
@@ -207,7 +194,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
                 self._parameters(scope, ops=json.dumps([row.op for row in batch.rows])),
             )
             # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this decision and the inserts.
-            inserts, seq = plan_append(
+            inserts, seq = history_rows.plan_append(
                 scope,
                 batch,
                 {row["op"]: self._turn(row) for row in check_owner(rows, scope)},
@@ -281,7 +268,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         data["createdAt"] = iso_date_of(row["created_at"])
         data["isDeleted"] = row["is_deleted"] == 1
         data["expiresAt"] = date_of(row["expires_at"])
-        turn = read_turn(data, self._counter, newest)
+        turn = history_rows.read_turn(data, self._counter, newest)
         if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
         return turn
@@ -292,7 +279,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         now = row.created_at or self._now()
         expires = None if row.expires_at is None else row.expires_at.timestamp()
         if kind != "turn":
-            expires = (now + MARKER_TTL).timestamp()
+            expires = (now + history_rows.MARKER_TTL).timestamp()
         elif self._ttl is not None:
             expires = now.timestamp() + self._ttl
         messages = json.dumps(row.messages, ensure_ascii=False)
@@ -329,7 +316,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # The tombstone carries a new epoch, and its own position as base: readers stop at it, and a turn that began
         # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
         # (see `may_append`).
-        self._insert(connection, scope, tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        self._insert(connection, scope, history_rows.tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
         others = f"FROM turns WHERE {HERE} AND seq <> :seq"
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()

@@ -19,25 +19,12 @@ from langchain_memkit.base import Now, SessionInfo, utc_now
 from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
-from langchain_memkit.stores.vector_rows import (
-    DocumentRow,
-    IndexRow,
-    Mark,
-    NewRecord,
-    ReadUpTo,
-    RecordWrite,
-    SessionSnapshot,
-    SessionState,
-    UserChanges,
-    VectorBackend,
-    WantedRecords,
-    WriteResult,
-    check_expected,
-)
+from langchain_memkit.stores import vector_rows
+from langchain_memkit.stores.vector_rows import IndexRow, SessionSnapshot, UserChanges, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore
 
 CELLS = "seq, facts, vector, text, metadata, digest, v, stems_version"  # the columns of `IndexRow`
-STORED = ", ".join(["seq", *DocumentRow._fields[1:]])
+STORED = ", ".join(["seq", *vector_rows.DocumentRow._fields[1:]])
 TEXTS = STORED.replace(", vector", ", NULL")  # without the vector, which takes time to read
 Row: TypeAlias = Sequence[Any]
 COLUMNS = (
@@ -48,7 +35,7 @@ INSERT = f"INSERT INTO vectors ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * l
 UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE id = ? AND user_id = ?"
 
 
-def values_of(row: NewRecord) -> list[object]:
+def values_of(row: vector_rows.NewRecord) -> list[object]:
     """Return the values of a row in the order of `COLUMNS`; its number is filled in when it is written."""
     entry = row.entry
     # text that is not valid Unicode (a lone surrogate) is stored as a blob of JSON
@@ -79,9 +66,9 @@ def cells_of(rows: Sequence[Row]) -> list[IndexRow]:
     ]
 
 
-def stored_of(row: Row) -> DocumentRow:
+def stored_of(row: Row) -> vector_rows.DocumentRow:
     """Parse a row with the columns `STORED`."""
-    stored = DocumentRow(*row)
+    stored = vector_rows.DocumentRow(*row)
     text = parse_json(stored.text) if isinstance(stored.text, bytes) else stored.text
     return stored._replace(text=text, metadata=parse_json(stored.metadata))
 
@@ -110,13 +97,13 @@ class _VectorRows(Transactions, VectorBackend):
 
     # -- reading
 
-    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
+    async def news(self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None) -> UserChanges:
         """Return the user's version (record count, sum of stamps), a session's generation, and records added since."""
         with self._reading() as connection:
             given = {"user": user_id, "session": session_id}
             count, total, generation = connection.execute(MARK, given).fetchone()
             # No state: the stamp of the session's last record serves as one.
-            session = None if generation is None else SessionState(generation)
+            session = None if generation is None else vector_rows.SessionState(generation)
             if since is None or since.mark == (count, total):
                 return UserChanges(session, (count, total))
             # The process's own writes are cached already. They cannot be skipped by a higher limit, since others may
@@ -125,7 +112,7 @@ class _VectorRows(Transactions, VectorBackend):
             more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
             return UserChanges(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
 
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
+    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
     async def stamps(self, user_id: str) -> list[int]:
@@ -137,7 +124,7 @@ class _VectorRows(Transactions, VectorBackend):
         statement = f"SELECT {CELLS} FROM vectors WHERE seq {THESE} AND +user_id = :user"
         return cells_of(await self._select(statement, user=user_id, these=json.dumps(stamps)))
 
-    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[vector_rows.DocumentRow]:
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
         rows = await self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
@@ -165,7 +152,7 @@ class _VectorRows(Transactions, VectorBackend):
         rows = await self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
-    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: vector_rows.WantedRecords) -> SessionSnapshot:
         digests, ids, _ = wanted
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
@@ -196,7 +183,7 @@ class _VectorRows(Transactions, VectorBackend):
 
     # -- writing
 
-    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
+    async def write(self, user_id: str, given: vector_rows.RecordWrite) -> WriteResult | None:
         rows, delete, place, expected, state = given
         ready = [values_of(row) for row in rows]
         sessions = {row.entry.id: row.entry.session for row in rows}
@@ -217,7 +204,7 @@ class _VectorRows(Transactions, VectorBackend):
                 f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user",
                 {"these": json.dumps([*sessions, *delete, *expected]), "user": user_id},
             ).fetchall()
-            check_expected(expected, {row[0]: row[3] for row in old if place and row[2] == place[0]})
+            vector_rows.check_expected(expected, {row[0]: row[3] for row in old if place and row[2] == place[0]})
             for name, _, session, _ in old:
                 if sessions.get(name, session) != session:
                     msg = f"id {name!r:.80} belongs to a document of another session. Nothing was stored."
