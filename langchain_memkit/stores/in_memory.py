@@ -109,9 +109,7 @@ def write_values(store: DictStore, pairs: Sequence[tuple[str, StoredDict]]) -> S
     return Step(lambda: store.mset(pairs), lambda: store.amset(pairs))
 
 
-async def write_if_exists(
-    store: Any, key: str, pairs: Sequence[tuple[str, StoredDict]], gone: Sequence[str] = ()
-) -> bool:
+async def write_if_exists(store: Any, key: str, pairs: Sequence[tuple[str, StoredDict]], gone: Sequence[str]) -> bool:
     """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
 
     A store with `mset_if_exists` does this atomically. With any other store the pairs are written first, then `key`

@@ -8,7 +8,7 @@ cache is current. Otherwise all stamps are listed and the missing rows fetched.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -90,15 +90,14 @@ class CachedUser:
                 self.changes += 1
                 self._remove([entry.id for entry in self.index.entries if entry.stamp in gone])
                 self.left_out.difference_update(gone)
+            self._estimate()
 
     def since(self) -> ReadUpTo | None:
         """Return the cached state to ask the store for news with; None if all stamps have to be listed."""
         with self.index.lock:
             return None if self.mark is None else ReadUpTo(self.mark, self.stamp, tuple(self.own))
 
-    def catch_up(
-        self, since: ReadUpTo, news: UserChanges, change: Callable[[Sequence[IndexRow], Sequence[int]], Mark]
-    ) -> bool:
+    def catch_up(self, since: ReadUpTo, news: UserChanges, source: vector_rows.VectorBackend) -> bool:
         """Apply the news, asked with `since`; False if they do not explain the new version: list all stamps then."""
         with self.index.lock:
             # Another thread has updated the cache since the question was asked: these news are current only if it
@@ -111,7 +110,7 @@ class CachedUser:
                 # Versions are sums: if adding exactly these records (in place of the old ones with their ids) leads
                 # from the cached version to the store's, nothing else has changed. Any other deletion or replacement
                 # leaves a difference.
-                moved = change(news.cells, replaced)
+                moved = source.change(news.cells, replaced)
                 if news.mark != tuple(old + new for old, new in zip(since.mark, moved, strict=True)):
                     return False
                 self.add(found)
@@ -144,6 +143,7 @@ class CachedUser:
             # cached version then differs from the store's by exactly their changes, and the next read finds those.
             if self.mark is not None:
                 self.mark = tuple(old + new for old, new in zip(self.mark, written.change, strict=True))
+            self._estimate()
 
     def expire(self, now: datetime) -> None:
         """Drop records that have expired."""
@@ -156,13 +156,12 @@ class CachedUser:
             self.left_out.update(entry.stamp for entry in gone)
             self.next_expiry = min((at for at, _ in dated if at > now), default=None)
 
-    def estimate(self) -> None:
+    def _estimate(self) -> None:
         """Estimate the size in bytes again, if the number of records has changed much."""
-        with self.index.lock:
-            if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
-                self._estimated = len(self.index)
-                shown = sum(TEXT_BYTES + COPIES * len(str(each.text)) for each in self.texts.values())
-                self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
+        if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
+            self._estimated = len(self.index)
+            shown = sum(TEXT_BYTES + COPIES * len(str(each.text)) for each in self.texts.values())
+            self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 
 class ReadSession(NamedTuple):
@@ -210,7 +209,7 @@ class VectorIndexCache:
         source, held = self._source, self._find(user_id)
         since = held.since() if held is not None else None
         news: UserChanges = await self._step(lambda: source.news(user_id, session_id, since))
-        if held is None or since is None or not held.catch_up(since, news, source.change):
+        if held is None or since is None or not held.catch_up(since, news, source):
             held = held or CachedUser()
             # The version was read before the stamps. A write in between is then in the list but not in the version,
             # so the next read merely checks again; the other way round it would be missed for good.
@@ -219,7 +218,8 @@ class VectorIndexCache:
             missing = [stamp for stamp in listed if stamp not in known]
             for i in range(0, len(missing), BATCH):
                 changes += await self._fetch(held, user_id, missing[i : i + BATCH])
-            await cpu_bound(lambda: self._settle(user_id, held, news.mark, known.difference(listed), changes))
+            await cpu_bound(lambda: held.settle(news.mark, known.difference(listed), changes))
+            self._keep(user_id, held)
         held.expire(self._now())
         if news.session is None or session_id is None:
             return held.index, None
@@ -231,20 +231,15 @@ class VectorIndexCache:
         """Read records into the cache and return how many were added."""
         rows: list[IndexRow] = await self._step(lambda: self._source.cells(user_id, stamps))
 
-        def take() -> tuple[int, int]:
+        def take() -> int:
             found, damaged = vector_rows.records_of(rows, held.index.dims)
             held.add(found)
             held.left_out |= damaged
-            return len(found), len(damaged)
+            if damaged:
+                logger.warning("%d records of a user are unreadable and left as they are", len(damaged))
+            return len(found)
 
-        added, damaged = await cpu_bound(take)
-        if damaged:
-            logger.warning("%d records of a user are unreadable and left as they are", damaged)
-        return added
-
-    def _settle(self, user_id: str, held: CachedUser, mark: Mark | None, gone: Collection[int], changes: int) -> None:
-        held.settle(mark, gone, changes)
-        self._keep(user_id, held)
+        return await cpu_bound(take)
 
     def _find(self, user_id: str) -> CachedUser | None:
         with self._lock:
@@ -252,7 +247,6 @@ class VectorIndexCache:
 
     def _keep(self, user_id: str, held: CachedUser) -> None:
         """Cache a user's records, then evict the least recently used users above the limit; this one stays."""
-        held.estimate()
         with self._lock:
             self._users.put(user_id, held)
 

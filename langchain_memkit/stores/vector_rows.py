@@ -496,11 +496,9 @@ def _entry(row: IndexRow) -> IndexRecord:
         and (importance is None or isinstance(importance, (int, float)))
     ):
         raise ValueError
-    words = tuple([Utterance(role, by, tuple(words.split())) for role, by, words in said])
-    at, expires_at = parse_timestamp(at), parse_timestamp(expires_at)
-    return IndexRecord(
-        name, session, round_id, position, at, words, tuple(messages), epoch, importance, expires_at, row.stamp
-    )
+    said = tuple([Utterance(role, by, tuple(words.split())) for role, by, words in said])
+    at, expires_at, ids = parse_timestamp(at), parse_timestamp(expires_at), tuple(messages)
+    return IndexRecord(name, session, round_id, position, at, said, ids, epoch, importance, expires_at, row.stamp)
 
 
 def parse_timestamp(value: Any) -> datetime | None:

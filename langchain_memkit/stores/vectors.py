@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
 import numpy as np
@@ -11,25 +11,16 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, cpu_bound, drive
+from langchain_memkit._sync import ClosingMixin, adrive, cpu_bound, drive
 from langchain_memkit.base import Now, check_id, check_size
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import unit_vectors
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import Filter, SearchScope, scope_of
 from langchain_memkit.stores.vector_records import VectorMemoryStore, VectorRecords
-from langchain_memkit.stores.vector_rows import (
-    RecordWrite,
-    SessionSnapshot,
-    StoredDocument,
-    Vector,
-    VectorBackend,
-    plain_row,
-    readable_documents,
-)
+from langchain_memkit.stores.vector_rows import RecordWrite, SessionSnapshot, StoredDocument, Vector, VectorBackend
 
 __all__ = ["RecordVectorStore", "SessionSnapshot", "VectorBackend", "VectorMemoryStore"]
-
-T = TypeVar("T")
 
 CACHE_BYTES = 96 * 2**20
 Hits: TypeAlias = list[tuple[StoredDocument, float]]
@@ -47,6 +38,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         self.records = VectorRecords(backend, embedding, cache_bytes, now)
         self._backend = backend
         self._embedder = self.records.embedder
+        self._step = self.records.step
         self._now = now
 
     def __repr__(self) -> str:
@@ -358,9 +350,6 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
     # -- flows
 
-    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
-        return self.records.step(make_flow)
-
     async def _add(
         self, documents: Sequence[Document], ids: Sequence[str | None] | None = None, batch_size: int | None = None
     ) -> list[str]:
@@ -372,7 +361,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         both = list(zip(given, documents, strict=True))
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
         # All documents are validated before the first one is embedded or stored.
-        rows = await cpu_bound(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
+        rows = await cpu_bound(lambda: [vector_rows.plain_row(d, n) for d, n in zip(documents, names, strict=True)])
         for begin in range(0, len(rows), size):
             part = rows[begin : begin + size]
             vectors = await self._embedder.documents([d.page_content for d in documents[begin : begin + size]])
@@ -448,11 +437,8 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             with index.lock:
                 scores, entries, embedded = index.dense(vector), index.entries, index.embedded
             order = np.argsort(-scores, kind="stable")
-            return [
-                (entries[i].id, min(float(scores[i]), 1.0))
-                for i in order[embedded[order]].tolist()
-                if scope.session_id is None or entries[i].session == scope.session_id
-            ]
+            here = [i for i in order[embedded[order]].tolist() if scope.session_id in (None, entries[i].session)]
+            return [(entries[i].id, min(float(scores[i]), 1.0)) for i in here]
 
         found, best = await cpu_bound(ranked), Hits()
         begin, size = 0, k
@@ -462,7 +448,8 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             page = dict(found[begin : begin + size])
             stored = await self._step(lambda names=[*page]: self._backend.by_ids(scope.user_id, names, vectors=True))  # type: ignore[misc]  # bound now
             self.records.cache.miss(scope.user_id, page.keys() - {row.id for row in stored})
-            shown = {s.document.id: s for s in readable_documents(stored, self._now()) if s.vector is not None}
+            readable = vector_rows.readable_documents(stored, self._now())
+            shown = {s.document.id: s for s in readable if s.vector is not None}
             best += [(shown[name], score) for name, score in page.items() if name in shown and scope.takes(shown[name])]
             begin, size = begin + size, min(2 * size, 1000)
         return best[:k]

@@ -21,6 +21,9 @@ from langchain_memkit.errors import ConfigurationError
 BsonDict: TypeAlias = dict[str, Any]
 """A document, a filter, an update or a stage of a pipeline, as the driver takes and gives them."""
 
+LoopKey: TypeAlias = tuple[int, asyncio.AbstractEventLoop, str]
+"""Process, event loop and connection string."""
+
 SCHEMES = ("mongodb://", "mongodb+srv://")
 GOODBYE_SECONDS = 1.0  # limit for closing a client, which tells the server; that may be down
 
@@ -35,9 +38,7 @@ def scope_filter(user_id: str, session_id: str | None = None) -> BsonDict:
 # fork, and those of the parent must not be closed in the child.
 _lock = ForkSafeLock()
 _sync: dict[tuple[int, str], MongoClient[BsonDict]] = {}
-_async: dict[
-    tuple[int, asyncio.AbstractEventLoop, str], tuple[AsyncMongoClient[BsonDict], AsyncGenerator[None, None]]
-] = {}
+_async: dict[LoopKey, tuple[AsyncMongoClient[BsonDict], AsyncGenerator[None, None]]] = {}
 _users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # weak: a dropped factory keeps no client open
 C = TypeVar("C")
 
@@ -137,7 +138,7 @@ class Clients:
         return os.getpid(), self._uri
 
     @property
-    def _loop_key(self) -> tuple[int, asyncio.AbstractEventLoop, str]:
+    def _loop_key(self) -> LoopKey:
         return os.getpid(), asyncio.get_running_loop(), self._uri
 
     async def asynchronous(self) -> AsyncMongoClient[BsonDict]:
@@ -189,9 +190,7 @@ def _is_closed(client: object) -> bool:
     return bool(getattr(client, "_closed", False))
 
 
-async def _close_with_loop(
-    client: AsyncMongoClient[BsonDict], key: tuple[int, asyncio.AbstractEventLoop, str]
-) -> AsyncGenerator[None, None]:
+async def _close_with_loop(client: AsyncMongoClient[BsonDict], key: LoopKey) -> AsyncGenerator[None, None]:
     """Close the client when its loop shuts down: `asyncio.run` ends every started async generator first.
 
     Streams that are ended in the same moment store what they had with the sync client: see `async_runs_in_thread`.

@@ -117,7 +117,7 @@ def _server(
 
 
 def _kinds(
-    collection: Collection[BsonDict], keys: tuple[str, str], indexes: BsonDict, user_id: str | None = None
+    collection: Collection[BsonDict], keys: tuple[str, str], indexes: BsonDict, user_id: str | None
 ) -> frozenset[str]:
     sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
     if user_id is not None:
@@ -148,9 +148,8 @@ def checkpoints_in(
         {"$sort": {"_id": 1}},
     ]
     with _server(uri, f"read {database}.{collection} from", None) as client:
-        checkpoints, writes = (
-            client[database].get_collection(name, codec_options=CODEC) for name in (collection, writes_collection)
-        )
+        where = client[database]
+        checkpoints, writes = (where.get_collection(each, CODEC) for each in (collection, writes_collection))
         with pymongo.timeout(SECONDS):
             threads = list(checkpoints.aggregate(newest, allowDiskUse=True))
         for thread in threads:
@@ -165,10 +164,9 @@ def _of_checkpoint(thread_id: object, checkpoint_id: object) -> BsonDict:
 
 
 def _checkpoint(collection: Collection[BsonDict], thread_id: object, checkpoint_id: object) -> BsonDict | None:
+    fields = ["type", "checkpoint", "metadata", "parent_checkpoint_id"]
     with pymongo.timeout(SECONDS):
-        return collection.find_one(
-            _of_checkpoint(thread_id, checkpoint_id), ["type", "checkpoint", "metadata", "parent_checkpoint_id"]
-        )
+        return collection.find_one(_of_checkpoint(thread_id, checkpoint_id), fields)
 
 
 def _older(

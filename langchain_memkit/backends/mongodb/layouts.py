@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
 from operator import methodcaller
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bson import ObjectId
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, message_to_dict
@@ -168,9 +168,7 @@ class QAStore(MongoTurnStore):
 
     # -- reading
 
-    async def page_back(
-        self, scope: SessionScope, older: PairPosition | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns, newest first; `older` is the position that the page before returned."""
         turns, older = await self._page(scope, older, -1, limit)
         return Page(turns, 0, 0, None, older)

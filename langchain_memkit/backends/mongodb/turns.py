@@ -272,9 +272,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query, fields, concern = turns_filter(*scope), ["seq", "epoch", "base", "kind", "expiresAt"], ReadConcern(level)
         return lambda c: c.with_options(read_concern=concern).find(query, fields).sort("seq", -1).limit(4).to_list()
 
-    async def page_back(
-        self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns, newest first; for histories without a user, langchain-mongodb's rows follow ours."""
         if isinstance(older, LegacyPosition):
             turns, older = await self._legacy_page(scope, older, -1, limit)

@@ -225,10 +225,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         vectors = {d["digest"]: docs.vector_of(d) or b"" for d in found if d.get("digest") in digests}
         place, names = [user_id, session_id, generation], set(ids)
         records = [d for d in found if not docs.is_session(d) and d["_id"] in names and isinstance(d.get("stamp"), int)]
-        mine = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == place]
-        return SessionSnapshot(
-            generation, [*map(docs.stored_of, last)], vectors, [*map(docs.stored_of, mine)], position
-        )
+        own = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == place]
+        return SessionSnapshot(generation, [*map(docs.stored_of, last)], vectors, [*map(docs.stored_of, own)], position)
 
     async def _draw(self, user_id: str, session_id: str) -> str:
         """Begin a session, or return the generation that another process gave it in the same moment."""

@@ -15,16 +15,8 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
-from langchain_memkit.base import (
-    Now,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    TokenCounterLike,
-    Turn,
-    check_seconds,
-    utc_now,
-)
+from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, check_seconds, utc_now
+from langchain_memkit.base.turns import SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
@@ -105,21 +97,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
         """Seconds after which a turn expires; None if it stays."""
         return self._ttl
 
-    async def page_back(
-        self, scope: SessionScope, older: tuple[int, int] | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns before `older` = (seq, base), newest first, down to position `floor`."""
         with self._reading() as connection:
             before, base = older or (MOST + 1, 0)
             # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
             # finished.
             base = max(base, floor - 1)
-            found = connection.execute(
-                f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
-                " ORDER BY seq DESC LIMIT :limit",
-                self._parameters(scope, before=before, base=base, limit=limit),
-            )
-            rows = check_owner(found, scope)
+            query = f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+            given = self._parameters(scope, before=before, base=base, limit=limit)
+            rows = check_owner(connection.execute(f"{query} ORDER BY seq DESC LIMIT :limit", given), scope)
             # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
             head = next((SessionHead(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
             if older is None:
@@ -143,12 +130,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
         with self._reading() as connection:
             begin = max(after or 0, (self._head(connection, scope) or EMPTY).base)
-            found = connection.execute(
-                f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST}"
-                " ORDER BY seq LIMIT :limit",
-                self._parameters(scope, after=begin, limit=limit),
-            )
-            rows = check_owner(found, scope)
+            query = f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST}"
+            given = self._parameters(scope, after=begin, limit=limit)
+            rows = check_owner(connection.execute(f"{query} ORDER BY seq LIMIT :limit", given), scope)
             turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
@@ -160,10 +144,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
         """Return those of the ids that belong to live messages of the session."""
         query = (
-            "SELECT DISTINCT m.message_id FROM message_ids m JOIN turns t USING (user_id, session_id, seq)"
-            " WHERE m.user_id = :user AND m.session_id = :session"
-            " AND m.message_id IN (SELECT value FROM json_each(:ids))"
-            " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted"
+            "SELECT DISTINCT message_id FROM message_ids JOIN turns USING (user_id, session_id, seq)"
+            f" WHERE {HERE} AND message_id IN (SELECT value FROM json_each(:ids)) AND {LIVE} AND NOT is_deleted"
         )
         found = await self._select(query, user=scope.user_id, session=scope.session_id, ids=json.dumps(list(ids)))
         return {row[0] for row in found} & set(ids)
@@ -189,21 +171,14 @@ class SQLiteTurnStore(Transactions, TurnStore):
         def write(connection: sqlite3.Connection) -> int:
             self._expire(connection, scope)
             head = self._head(connection, scope)
-            rows = connection.execute(
-                f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
-                self._parameters(scope, ops=json.dumps([row.op for row in batch.rows])),
-            )
+            query = f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))"
+            given = self._parameters(scope, ops=json.dumps([row.op for row in batch.rows]))
+            stored = {row["op"]: self._turn(row) for row in check_owner(connection.execute(query, given), scope)}
+            last = self._last(connection, scope, head)  # damaged rows count: their positions are still taken
+            now, purged = self._now(), self._purged(connection, scope.user_id)
             # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this decision and the inserts.
             inserts, seq = history_rows.plan_append(
-                scope,
-                batch,
-                {row["op"]: self._turn(row) for row in check_owner(rows, scope)},
-                head,
-                purged=self._purged(connection, scope.user_id),
-                now=self._now(),
-                origin=origin,
-                expected_seq=expected_seq,
-                last=self._last(connection, scope, head),  # damaged rows count: their positions are still taken
+                scope, batch, stored, head, purged=purged, now=now, origin=origin, expected_seq=expected_seq, last=last
             )
             for place, row in inserts:
                 self._insert(connection, scope, place, "turn", row)
@@ -305,9 +280,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
         here = "+user_id = :user AND +session_id = :session"
         connection.execute(f"DELETE FROM turns WHERE expires_at <= :now AND {here}", parameters)
-        connection.execute(
-            "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
-        )
+        some = "SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100"
+        connection.execute(f"DELETE FROM turns WHERE rowid IN ({some})", parameters)
 
     def _void(self, connection: sqlite3.Connection, scope: SessionScope, kind: Kind) -> int:
         """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
