@@ -690,12 +690,9 @@ class TurnHistory(BaseChatMessageHistory):
             turns += found
             messages += sum(len(t.messages) for t in found)
             tokens += sum(sum(t.tokens) for t in found)
-            if (
-                older is None
-                or (max_messages is not None and _is_full(turns, max_messages))
-                or (max_tokens is not None and tokens > max_tokens)
-                or (after is not None and any(_is_at(turn, after) for turn in found))
-            ):
+            is_enough = max_messages is not None and _is_full(turns, max_messages)
+            is_enough = is_enough or (max_tokens is not None and tokens > max_tokens)
+            if older is None or is_enough or (after is not None and any(_is_at(turn, after) for turn in found)):
                 break
         is_empty = not turns and not head.seq and after is None
         if is_empty and self._scope.user_id and self._store.layout == "turns":

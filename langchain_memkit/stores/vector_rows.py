@@ -429,10 +429,8 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> NewRecord:
     user = check_id(given["user_id"], "user_id") if "user_id" in given else NOBODY
     try:
         facts = {**known, "messages": [without_surrogates(message) for message in known.get("messages") or ()]}
-        if known.get("said"):
-            facts["said"] = [
-                [without_surrogates(role), without_surrogates(by), *span] for role, by, *span in known["said"]
-            ]
+        if said := known.get("said"):
+            facts["said"] = [[without_surrogates(role), without_surrogates(by), *span] for role, by, *span in said]
         entry = index_record_of(Document(without_surrogates(text), id=name, metadata=facts))
         problem = problem_of(entry)
     except UNREADABLE as error:

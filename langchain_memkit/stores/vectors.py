@@ -229,25 +229,25 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             ConfigurationError: The store was filled with another model, or `pre_filter` holds something unsupported.
             HistoryReadError: The store cannot be reached or read.
         """
-        return [document for document, _ in drive(self._search(query, None, k, pre_filter, **kwargs))]
+        return [document for document, _ in drive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))]
 
     async def asimilarity_search(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
         """Run `similarity_search` asynchronously."""
-        return [document for document, _ in await adrive(self._search(query, None, k, pre_filter, **kwargs))]
+        return [document for document, _ in await adrive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))]
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """Return the documents nearest to a text with their cosines, from -1 to 1; see `similarity_search`."""
-        return drive(self._search(query, None, k, pre_filter, **kwargs))
+        return drive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """Run `similarity_search_with_score` asynchronously."""
-        return await adrive(self._search(query, None, k, pre_filter, **kwargs))
+        return await adrive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
         """Return the documents nearest to a vector; `**kwargs` and `pre_filter=` as in `similarity_search`."""
@@ -282,7 +282,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         Returns:
             The documents in the order in which they were chosen.
         """
-        return drive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter, **kwargs))
+        return drive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter=pre_filter, **kwargs))
 
     async def amax_marginal_relevance_search(
         self,
@@ -294,7 +294,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Run `max_marginal_relevance_search` asynchronously."""
-        return await adrive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter, **kwargs))
+        return await adrive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter=pre_filter, **kwargs))
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
@@ -375,38 +375,22 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         """Return the function that clips a cosine to 0 to 1: opposite directions count as 0."""
         return lambda score: min(max(score, 0.0), 1.0)
 
-    async def _search(
-        self,
-        query: str | None,
-        vector: Any,
-        k: int,
-        pre_filter: Filter | None = None,
-        *,
-        include_scores: bool = False,
-        include_embeddings: bool = False,
-        **options: Any,
-    ) -> list[tuple[Document, float]]:
+    async def _search(self, query: str | None, vector: Any, k: int, **options: Any) -> list[tuple[Document, float]]:
         """Search by a text, or by a vector; scores and vectors go where langchain-mongodb puts them."""
-        found = await self._found(query, vector, k, scope_of(pre_filter=pre_filter, **options))
+        with_scores, with_vectors = (options.pop(f"include_{what}", False) for what in ("scores", "embeddings"))
+        found = await self._found(query, vector, k, scope_of(**options))
         for shown, score in found:
-            if include_scores:
+            if with_scores:
                 shown.document.metadata["score"] = score
-            if include_embeddings and shown.vector is not None:
+            if with_vectors and shown.vector is not None:
                 shown.document.metadata["embedding"] = shown.vector.tolist()
         return [(shown.document, score) for shown, score in found]
 
     async def _diverse(
-        self,
-        query: str | None,
-        vector: Any,
-        k: int,
-        fetch_k: int,
-        lambda_mult: float,
-        pre_filter: Filter | None = None,
-        **options: Any,
+        self, query: str | None, vector: Any, k: int, fetch_k: int, lambda_mult: float, **options: Any
     ) -> list[Document]:
         """Select `k` of the nearest documents by maximal marginal relevance (langchain-core's function is private)."""
-        found = await self._found(query, vector, max(k, fetch_k), scope_of(pre_filter=pre_filter, **options))
+        found = await self._found(query, vector, max(k, fetch_k), scope_of(**options))
         vectors = np.array([shown.vector for shown, _ in found])
         near = np.array([score for _, score in found])
         chosen: list[int] = []

@@ -92,10 +92,7 @@ def count_records(uri: str, database: str, name: str, user_id: str) -> int:
 
 @contextmanager
 def _server(
-    uri: str,
-    doing: str = "read from",
-    seconds: float | None = FIRST_SECONDS,
-    error_type: type[HistoryReadError | HistoryWriteError] = HistoryReadError,
+    uri: str, doing: str = "read from", seconds: float | None = FIRST_SECONDS, kind: type[Exception] = HistoryReadError
 ) -> Iterator[MongoClient[BsonDict]]:
     """Lend a client, for some seconds or (None) as long as it takes; raise the driver's errors as memkit's."""
     clients = Clients(uri, None, None)
@@ -111,7 +108,7 @@ def _server(
     except PyMongoError as error:
         limit = f" within {seconds:g} s" if seconds else ""
         msg = f"cannot {doing} {clients.hosts}{limit}: {text_of(error)}"
-        raise error_type(msg) from error
+        raise kind(msg) from error
     finally:
         clients.release()
 

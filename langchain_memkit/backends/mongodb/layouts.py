@@ -8,17 +8,23 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bson import ObjectId
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, message_to_dict
 from pymongo import ASCENDING, IndexModel
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
-from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict
-from langchain_memkit.backends.mongodb.commands import details_of, is_transient, next_try, text_of
+from langchain_memkit.backends.mongodb.commands import (
+    DUPLICATE_KEY,
+    details_of,
+    is_transient,
+    left_until,
+    next_try,
+    text_of,
+)
 from langchain_memkit.backends.mongodb.turns import MongoTurnStore, newest_first
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageDecodeError, MessageEncodeError
@@ -28,14 +34,12 @@ from langchain_memkit.messages.trimming import turn_starts
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow, read_turn
 
+Missing: TypeAlias = Callable[[list[BsonDict]], list[BsonDict]]
+"""A function from the documents of a batch that are stored to those that are not."""
+
 
 async def insert_once(
-    store: MongoTurnStore,
-    batch: Batch,
-    expected_seq: int | None,
-    query: BsonDict,
-    fields: list[str],
-    missing: Callable[[list[BsonDict]], list[BsonDict]],
+    store: MongoTurnStore, batch: Batch, expected_seq: int | None, query: BsonDict, fields: list[str], missing: Missing
 ) -> int:
     """Insert documents in order, looking before each try which of them are stored already, until all are.
 
@@ -59,13 +63,13 @@ async def insert_once(
                 if found is None:
                     raise unknown("no majority has confirmed it")
                 if pending := missing(found):
-                    await store.command(methodcaller("insert_many", pending), commands.left_until(deadline))
+                    await store.command(methodcaller("insert_many", pending), left_until(deadline))
                 return 0
             except PyMongoError as error:
                 # A duplicate `_id` is our own document, stored by a try that seemed to fail: look again.
                 details = details_of(error)
                 failures = [(f.get("code"), *(f.get("keyPattern") or ())) for f in details.get("writeErrors") or ()]
-                again = is_transient(error) or set(failures) == {(commands.DUPLICATE_KEY, "_id")}
+                again = is_transient(error) or set(failures) == {(DUPLICATE_KEY, "_id")}
                 begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
                 begun = begun or details.get("nInserted", 0) > 0
                 pause = next_try(deadline)

@@ -60,10 +60,8 @@ def cells_of(rows: Sequence[Row]) -> list[IndexRow]:
             raise ValueError
     except (TypeError, ValueError, RecursionError):
         facts = [parse_json(row[1]) for row in rows]
-    return [
-        IndexRow(row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:])
-        for row, fact in zip(rows, facts, strict=True)
-    ]
+    texts = [parse_json(row[3]) if isinstance(row[3], bytes) else row[3] for row in rows]
+    return [IndexRow(row[0], fact, row[2], text, *row[4:]) for row, fact, text in zip(rows, facts, texts, strict=True)]
 
 
 def stored_of(row: Row) -> vector_rows.DocumentRow:
@@ -86,9 +84,8 @@ HIGHEST_STAMP = (  # that any row has or had, so that none is used twice
 )
 THESE = "IN (SELECT value FROM json_each(:these))"
 DELETE = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-EXPIRE = (
-    "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100) RETURNING user_id, seq"
-)
+EXPIRED = "SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100"
+EXPIRE = f"DELETE FROM vectors WHERE seq IN ({EXPIRED}) RETURNING user_id, seq"
 PROBE = "probe 1"
 
 
