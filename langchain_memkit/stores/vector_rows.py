@@ -471,14 +471,12 @@ def records_of(rows: Sequence[IndexRow], dims: int | None) -> tuple[list[CachedR
         try:
             if row.v != FORMAT_VERSION or (vector is None and row.vector is not None):
                 raise ValueError
-            entry = _entry(row)
-            if row.stems_version != STEMS_VERSION:
-                document = CachedText(row.text, row.metadata).document(entry.id)
-                if document is not None:
-                    if not any(part.role for part in entry.said):  # a plain document, whose metadata may hold anything
-                        document = Document(document.page_content, id=entry.id)
-                    entry = replace(entry, said=index_record_of(document).said)
-            found.append(CachedRecord(entry, vector, CachedText(row.text, row.metadata), row.digest))
+            entry, text = _entry(row), CachedText(row.text, row.metadata)
+            if row.stems_version != STEMS_VERSION and (document := text.document(entry.id)) is not None:
+                if not any(part.role for part in entry.said):  # a plain document, whose metadata may hold anything
+                    document = Document(document.page_content, id=entry.id)
+                entry = replace(entry, said=index_record_of(document).said)
+            found.append(CachedRecord(entry, vector, text, row.digest))
         except UNREADABLE:
             damaged.add(row.stamp)
     return found, damaged

@@ -13,8 +13,6 @@ from pymongo.errors import PyMongoError
 
 from langchain_memkit.backends.mongodb.clients import redact
 
-__all__ = ["driver_errors", "without_documents"]
-
 # Where a server begins to quote a document, a command or a value. An apostrophe within a word is no quote.
 QUOTE = re.compile(r"""[{"]|(?<!\w)'""")
 LISTS = ("writeErrors", "writeConcernErrors")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pymongo
 from pymongo import IndexModel, MongoClient
@@ -113,12 +113,10 @@ def _server(
         clients.release()
 
 
-def _kinds(
-    collection: Collection[BsonDict], keys: tuple[str, str], indexes: BsonDict, user_id: str | None
-) -> frozenset[str]:
+def _kinds(collection: Collection[Any], keys: tuple[str, str], indexes: BsonDict, user: str | None) -> frozenset[str]:
     sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
-    if user_id is not None:
-        begin, end = range_of(user_prefix(user_id))
+    if user is not None:
+        begin, end = range_of(user_prefix(user))
         ids = {"$gte": begin} if end is None else {"$gte": begin, "$lt": end}
         sample += collection.find({"_id": ids, "value": {"$exists": True}, "v": {"$exists": True}}).limit(SAMPLE)
     kinds = {BY_INDEX[name] for name in indexes if name in BY_INDEX}
@@ -140,7 +138,6 @@ def checkpoints_in(
     """
     newest: list[BsonDict] = [
         {"$match": {"checkpoint_ns": ""}},
-        {"$project": {"_id": 0, "thread_id": 1, "checkpoint_id": 1}},
         {"$group": {"_id": "$thread_id", "newest": {"$max": "$checkpoint_id"}}},
         {"$sort": {"_id": 1}},
     ]

@@ -246,7 +246,6 @@ def newest_first(sessions: Iterable[SessionInfo]) -> list[SessionInfo]:
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
-    layout = "turns"
     _warned = False  # of rows of langchain-mongodb that come too late
 
     @property

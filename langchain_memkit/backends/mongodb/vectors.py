@@ -175,9 +175,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             msg = f"{self.clients.hosts} has no search indexes: {found}. Leave out search_index=True."
             raise ConfigurationError(msg) from cause
 
-    async def nearest(
-        self, user_id: str, session_id: str | None, vector: Sequence[float], k: int
-    ) -> list[tuple[vector_rows.StoredDocument, float]]:
+    async def nearest(self, user_id: str, session_id: str | None, vector: Sequence[float], k: int) -> Hits:
         """Return the records with the nearest vectors and their cosines, nearest first, as the server finds them."""
         rows = await self._search(docs.search_pipeline(user_id, session_id, vector, k))
         # The server's score is (1 + cosine) / 2.
