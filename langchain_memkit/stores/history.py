@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import run_in_executor
@@ -20,7 +20,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin
-from langchain_memkit.base import TokenCounter, Window, check_arguments, check_id, check_one_of
+from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_arguments, check_id, check_one_of
 from langchain_memkit.base.turns import HistoryMessages, HistoryView, Position, SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.text import is_user_message
@@ -715,8 +715,7 @@ class TurnHistory(BaseChatMessageHistory):
         older: object = None
         while len(questions) < limit:
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
-            for turn in page.turns:
-                questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
+            questions += [m.text for turn in page.turns for m in reversed(turn.messages) if is_user_message(m)]
             older = page.older
             if older is None:
                 break
@@ -749,6 +748,17 @@ class TurnHistory(BaseChatMessageHistory):
         other = copy.copy(self)
         other._bind(session_id, user_id)
         return other
+
+
+class HistoryOptions(TypedDict, total=False):
+    """The keyword arguments that the histories of every store take."""
+
+    history_size: int | None
+    ttl: float | None
+    token_counter: TokenCounterLike
+    on_corrupt: Literal["report", "raise"]
+    timeout: float
+    now: Now
 
 
 H = TypeVar("H", bound="TurnHistory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -256,12 +257,11 @@ class PageLimit(NamedTuple):
 
 def until_limit(turns: Iterable[Turn], enough: PageLimit) -> tuple[list[Turn], bool]:
     """Return the turns up to the one with which they hold enough, and whether turns were left over."""
+    most_messages, most_tokens = (math.inf if most is None else most for most in enough)
     taken: list[Turn] = []
     messages = tokens = 0
     for turn in turns:
-        if (enough.messages is not None and messages > enough.messages) or (
-            enough.tokens is not None and tokens > enough.tokens
-        ):
+        if messages > most_messages or tokens > most_tokens:
             return taken, True
         taken.append(turn)
         messages += len(turn.messages)

@@ -180,16 +180,13 @@ class ReadSession(NamedTuple):
             # Another thread has removed a record meanwhile: the store has to be asked.
             if any(name not in held.texts for name in wanted):
                 return None
-            vectors = {digest: held.vector_of(digest) for digest in digests}
+            vectors = {digest: vector for digest in digests if (vector := held.vector_of(digest)) is not None}
             shown = {name: held.texts[name].document(name) for name in wanted}
-        return StoredSession(
-            generation,
-            None if last is None else shown[last.id],
-            {digest: vector for digest, vector in vectors.items() if vector is not None},
-            {name: document for name in known if (document := shown[name]) is not None},
-            0 if last is None else last.position,
-            state if state is not None else 0 if last is None else last.stamp,
-        )
+        records = {name: document for name in known if (document := shown[name]) is not None}
+        if last is None:
+            return StoredSession(generation, None, vectors, records, 0, state or 0)
+        state = last.stamp if state is None else state
+        return StoredSession(generation, shown[last.id], vectors, records, last.position, state)
 
 
 class VectorIndexCache:

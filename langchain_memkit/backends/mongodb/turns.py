@@ -66,7 +66,6 @@ class Append:
         # Seconds for one command, less than the whole deadline: if the server hangs, there must be time for another
         # try. They double after each failure, since a large batch may need longer.
         self.limit = self.store.settings.timeout
-        self.deadline = 0.0
 
     async def flow(self) -> SessionHead:
         """Append all rows; return the head after the last one.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
@@ -21,7 +21,7 @@ from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows
-from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore, check_options
+from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
 from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
 
 T = TypeVar("T")
@@ -239,10 +239,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         known, messages = data.get("checksum"), data["messages"]  # rows of memkit 0.1.0 have no checksum
         is_damaged = known is not None and not (isinstance(messages, (str, bytes)) and known == checksum_of(messages))
         data["messages"] = None if is_damaged else parse_json(messages)
-        data["tokens"] = parse_json(row["tokens"])
-        data["createdAt"] = iso_date_of(row["created_at"])
-        data["isDeleted"] = row["is_deleted"] == 1
-        data["expiresAt"] = date_of(row["expires_at"])
+        data |= {"tokens": parse_json(row["tokens"]), "isDeleted": row["is_deleted"] == 1}
+        data |= {"createdAt": iso_date_of(row["created_at"]), "expiresAt": date_of(row["expires_at"])}
         turn = history_rows.read_turn(data, self._counter, newest)
         if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
@@ -298,16 +296,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return int(turns)
 
 
-class SQLiteOptions(TypedDict, total=False):
+class SQLiteOptions(HistoryOptions, total=False):
     """The keyword arguments of `SQLiteChatMessageHistory`, which documents them; `factory` takes the same."""
 
-    history_size: int | None
-    ttl: float | None
-    token_counter: TokenCounterLike
-    on_corrupt: Literal["report", "raise"]
-    timeout: float
     file_mode: int
-    now: Now
 
 
 class SQLiteChatMessageHistory(TurnHistory):
