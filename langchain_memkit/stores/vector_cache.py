@@ -118,8 +118,7 @@ class CachedUser:
                 self.mark = news.mark
                 self.own += [row.stamp for row in news.cells]
             # The news hold everything up to this version, so the process's own writes need not be excluded next time.
-            self.stamp = max([self.stamp, *self.own])
-            self.own = []
+            self.stamp, self.own = max([self.stamp, *self.own]), []
             return True
 
     def _remove(self, ids: Collection[str]) -> None:
@@ -259,10 +258,7 @@ class VectorIndexCache:
             self._keep(user_id, held)
 
     def miss(self, user_id: str, ids: Collection[str]) -> None:
-        """Invalidate the user's cached version if the cache holds one of these ids, which are not stored any more.
-
-        Somebody deleted these records by hand, past memkit. Not every backend's version changes then.
-        """
+        """Invalidate the cached version if one of these ids is cached: its record was deleted by hand, past memkit."""
         held = self._find(user_id)
         if held is not None and any(name in held.index for name in ids):
             held.mark = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,13 +17,12 @@ from langchain_memkit.errors import ConfigurationError, HistoryReadError, Histor
 from langchain_memkit.ranking.index import Index, StoredSession, unit_vectors
 from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_cache import ReadSession, VectorIndexCache
-from langchain_memkit.stores.vector_rows import NOBODY, RecordWrite, Vector, check_ids, readable_documents
+from langchain_memkit.stores.vector_rows import NOBODY, NOTHING, RecordWrite, Vector, check_ids, readable_documents
 
 T = TypeVar("T")
 
 FEW = 50  # records that are added to an index without a thread
 SHORT = 2000  # characters that are processed without a thread
-NOTHING: Mapping[str, str] = MappingProxyType({})
 TextLookup: TypeAlias = Callable[[str], tuple[Document, dict[tuple[int, ...], Any]] | None]
 """A function from a record's id to the record, with a dict in which a memory keeps what it made of it to show it."""
 

@@ -118,6 +118,9 @@ class WantedRecords(NamedTuple):
     messages: Collection[str] | None
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
 class RecordWrite(NamedTuple):
     """A write of records.
 
@@ -132,7 +135,7 @@ class RecordWrite(NamedTuple):
     rows: Sequence[NewRecord]
     delete: Sequence[str] = ()
     place: tuple[str, str] | None = None
-    expected: Mapping[str, str] = MappingProxyType({})
+    expected: Mapping[str, str] = NOTHING
     state: int | None = None
 
 
@@ -485,12 +488,8 @@ def records_of(rows: Sequence[IndexRow], dims: int | None) -> tuple[list[CachedR
 def _entry(row: IndexRow) -> IndexRecord:
     facts: Any = row.facts
     name, session, round_id, position, at, importance, epoch, expires_at, said, messages = facts
-    if not (
-        type(name) is type(session) is type(round_id) is str
-        and type(position) is type(epoch) is int
-        and type(messages) is list
-        and (importance is None or isinstance(importance, (int, float)))
-    ):
+    kinds = [type(fact) for fact in (name, session, round_id, position, epoch, messages)]
+    if kinds != [str, str, str, int, int, list] or not (importance is None or isinstance(importance, (int, float))):
         raise ValueError
     said = tuple([Utterance(role, by, tuple(words.split())) for role, by, words in said])
     at, expires_at, ids = parse_timestamp(at), parse_timestamp(expires_at), tuple(messages)

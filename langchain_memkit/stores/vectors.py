@@ -421,7 +421,9 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             with index.lock:
                 scores, entries, embedded = index.dense(vector), index.entries, index.embedded
             order = np.argsort(-scores, kind="stable")
-            here = [i for i in order[embedded[order]].tolist() if scope.session_id in (None, entries[i].session)]
+            here = order[embedded[order]].tolist()
+            if scope.session_id is not None:
+                here = [i for i in here if entries[i].session == scope.session_id]
             return [(entries[i].id, min(float(scores[i]), 1.0)) for i in here]
 
         found, best = await cpu_bound(ranked), Hits()

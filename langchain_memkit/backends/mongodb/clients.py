@@ -92,10 +92,6 @@ class Clients:
         """Return itself: clients are shared."""
         return self
 
-    def __repr__(self) -> str:
-        """Name the hosts, but no credentials."""
-        return f"Clients({self.hosts})"
-
     @property
     def hosts(self) -> str:
         """The host names, for messages; no credentials."""

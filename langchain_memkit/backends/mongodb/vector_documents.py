@@ -55,11 +55,9 @@ ON_CELLS = dict.fromkeys(
     ),
     1,
 )  # fmt: skip
-ON_TEXTS = dict.fromkeys(
-    ("_id", "user_id", "session_id", "position", "expires_at", "text", "metadata", "v", "stamp", "generation"), 1
-)
 ON_SESSION = {"generation": 1, "stamp": 1, "last.waits": 1}
 ON_DEAD = dict.fromkeys(("_id", "session_id", "stamp", "generation"), 1)
+ON_TEXTS = {**ON_DEAD, **dict.fromkeys(("user_id", "position", "expires_at", "text", "metadata", "v"), 1)}
 ON_STORED = {**ON_TEXTS, "vector": 1}
 ON_BEGIN = {**ON_STORED, "digest": 1, "last": 1}
 

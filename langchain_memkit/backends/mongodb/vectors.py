@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from uuid import uuid4
 
 from bson import Int64, MaxKey
@@ -20,7 +20,7 @@ from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import vector_documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact, scope_filter
-from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, DuplicateKey, Runner, batches
+from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, DuplicateKey, Runner, batches, rows_of
 from langchain_memkit.backends.mongodb.vector_documents import BY_ID, SessionWrite, records_filter, with_ids
 from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
@@ -28,6 +28,9 @@ from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope
 from langchain_memkit.stores.vector_rows import IndexRow, NewRecord, SessionSnapshot, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
+
+Stamped: TypeAlias = Sequence[tuple[NewRecord, int]]
+"""Records to store, each with its stamp."""
 
 SAME = 8  # the most records read for one text, to find its vector
 SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
@@ -72,7 +75,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         pipeline = [*first, *({"$unionWith": {"coll": self.settings.names[1], "pipeline": part}} for part in others)]
         mark: vector_rows.Mark | None = None
         session, cells = None, []
-        rows: list[BsonDict] = await self.read(lambda c: commands.rows_of(c.aggregate(pipeline)))
+        rows: list[BsonDict] = await self.read(lambda c: rows_of(c.aggregate(pipeline)))
         for found in rows:
             if found["_id"] is None:
                 mark = (int(found["total"]),) if found["total"] else None
@@ -126,12 +129,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         rows = await self.aggregate([{"$match": match}, {"$group": group}, {"$sort": {"last": -1, "_id": 1}}])
         known = await self.find(docs.not_records(user_id), ["session_id", "generation"])
         generations = {d["session_id"]: d.get("generation") for d in known}
-        return [
-            SessionInfo(row["_id"]["session"], len(row["rounds"]), row["first"], row["last"])
-            for row in rows
-            # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
-            if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
-        ]
+        # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
+        live = [row for row in rows if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))]
+        return [SessionInfo(row["_id"]["session"], len(row["rounds"]), row["first"], row["last"]) for row in live]
 
     async def probe(self, new: bytes | None = None) -> bytes | None:
         if new is not None:
@@ -186,11 +186,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     async def _search(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run a search pipeline with read concern local: the server refuses searches with majority."""
-        local, timeout = ReadConcern("local"), self.settings.timeout
+        local, limit = ReadConcern("local"), self.settings.timeout
         with self.reading():
-            return await self.command(
-                lambda c: commands.rows_of(c.with_options(read_concern=local).aggregate(pipeline)), timeout
-            )
+            return await self.command(lambda c: rows_of(c.with_options(read_concern=local).aggregate(pipeline)), limit)
 
     # -- writing
 
@@ -300,7 +298,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         msg = f"session {session.session_id!r:.80} {problem}"
         raise HistoryConflictError(msg)
 
-    async def _upsert(self, session: SessionWrite, batch: Sequence[tuple[NewRecord, int]], *, begun: bool) -> bool:
+    async def _upsert(self, session: SessionWrite, batch: Stamped, *, begun: bool) -> bool:
         """Upsert records and bump the session's version; return whether the session still exists."""
         # One ordered bulk write with the session last: its generation has to be checked after the records were written,
         # else a concurrent `forget` could delete the session in between and leave them behind.
@@ -328,9 +326,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 dead = records_filter(session.user_id, session.session_id, generation=other, **ids)
                 await self.delete_many(dead, begun=True)
 
-    async def _exchange(
-        self, session: SessionWrite, stamped: Sequence[tuple[NewRecord, int]], expected: Mapping[str, str]
-    ) -> bool:
+    async def _exchange(self, session: SessionWrite, stamped: Stamped, expected: Mapping[str, str]) -> bool:
         """Replace the records that must be unchanged, before anything else is stored; False if the session is gone."""
         # A single record is compared and replaced by one atomic update. Of several, some could be replaced before one
         # turns out to be changed: compare them all first, which leaves only a short window.
