@@ -15,16 +15,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, messag
 from pymongo import ASCENDING, IndexModel
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
+from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict
-from langchain_memkit.backends.mongodb.commands import (
-    DUPLICATE_KEY,
-    details_of,
-    is_transient,
-    left_until,
-    next_try,
-    text_of,
-)
+from langchain_memkit.backends.mongodb.commands import details_of, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.turns import MongoTurnStore, newest_first
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageDecodeError, MessageEncodeError
@@ -63,13 +57,13 @@ async def insert_once(
                 if found is None:
                     raise unknown("no majority has confirmed it")
                 if pending := missing(found):
-                    await store.command(methodcaller("insert_many", pending), left_until(deadline))
+                    await store.command(methodcaller("insert_many", pending), commands.left_until(deadline))
                 return 0
             except PyMongoError as error:
                 # A duplicate `_id` is our own document, stored by a try that seemed to fail: look again.
                 details = details_of(error)
                 failures = [(f.get("code"), *(f.get("keyPattern") or ())) for f in details.get("writeErrors") or ()]
-                again = is_transient(error) or set(failures) == {(DUPLICATE_KEY, "_id")}
+                again = is_transient(error) or set(failures) == {(commands.DUPLICATE_KEY, "_id")}
                 begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
                 begun = begun or details.get("nInserted", 0) > 0
                 pause = next_try(deadline)
