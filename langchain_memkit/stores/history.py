@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import run_in_executor
@@ -20,19 +20,8 @@ from langchain_core.runnables import run_in_executor
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin
-from langchain_memkit.base import (
-    HistoryMessages,
-    HistoryView,
-    Position,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    Turn,
-    Window,
-    check_arguments,
-    check_id,
-)
-from langchain_memkit.base.validation import check_one_of
+from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_arguments, check_id, check_one_of
+from langchain_memkit.base.turns import HistoryMessages, HistoryView, Position, SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
@@ -458,7 +447,7 @@ class TurnHistory(BaseChatMessageHistory):
         """
         after: object = check_limit(after_seq, "after_seq")
         while True:
-            turns, after = self._store.run(self._page_forward(after, before_seq, hidden=hidden))
+            turns, after = self._store.run(self._page_forward(after, before_seq, hidden))
             yield from turns
             if after is None:
                 return
@@ -469,7 +458,7 @@ class TurnHistory(BaseChatMessageHistory):
         """Run `iter_turns` asynchronously."""
         after: object = check_limit(after_seq, "after_seq")
         while True:
-            turns, after = await self._store.arun(self._page_forward(after, before_seq, hidden=hidden))
+            turns, after = await self._store.arun(self._page_forward(after, before_seq, hidden))
             for turn in turns:
                 yield turn
             if after is None:
@@ -654,11 +643,8 @@ class TurnHistory(BaseChatMessageHistory):
     # -- flows
 
     async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
-        asked = window or Window(
-            max_messages=check_limit(max_messages, "max_messages"),
-            max_tokens=check_limit(max_tokens, "max_tokens"),
-            counter=self.token_counter,
-        )
+        limits = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
+        asked = window or Window(None, *limits, self.token_counter)
         after = asked.after
         head, turns = await self._newest(asked, sliced=window is None)
         messages = [m for t in turns for m in t.messages]
@@ -675,14 +661,9 @@ class TurnHistory(BaseChatMessageHistory):
         if begin is None:
             return await self._view(None, None, replace(asked, after=None))
         problems = self._report(turns)
-        known = HistoryMessages(
-            messages[begin:],
-            tokens[begin:],
-            counter_name(self.token_counter if after else asked.counter),
-            [t for t in turns for _ in t.messages][begin:],
-            head.epoch,
-            window,
-        )
+        counted_by = counter_name(self.token_counter if after else asked.counter)
+        origins = [t for t in turns for _ in t.messages][begin:]
+        known = HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
         return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
 
     async def _newest(self, asked: Window, *, sliced: bool) -> tuple[Page, list[Turn]]:
@@ -709,12 +690,9 @@ class TurnHistory(BaseChatMessageHistory):
             turns += found
             messages += sum(len(t.messages) for t in found)
             tokens += sum(sum(t.tokens) for t in found)
-            if (
-                older is None
-                or (max_messages is not None and _is_full(turns, max_messages))
-                or (max_tokens is not None and tokens > max_tokens)
-                or (after is not None and any(_is_at(turn, after) for turn in found))
-            ):
+            is_enough = max_messages is not None and _is_full(turns, max_messages)
+            is_enough = is_enough or (max_tokens is not None and tokens > max_tokens)
+            if older is None or is_enough or (after is not None and any(_is_at(turn, after) for turn in found)):
                 break
         is_empty = not turns and not head.seq and after is None
         if is_empty and self._scope.user_id and self._store.layout == "turns":
@@ -737,20 +715,17 @@ class TurnHistory(BaseChatMessageHistory):
         older: object = None
         while len(questions) < limit:
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
-            for turn in page.turns:
-                questions += [m.text for m in reversed(turn.messages) if is_user_message(m)]
+            questions += [m.text for turn in page.turns for m in reversed(turn.messages) if is_user_message(m)]
             older = page.older
             if older is None:
                 break
         return questions[:limit]
 
-    async def _page_forward(
-        self, after: object, before_seq: int | None, *, hidden: bool = False
-    ) -> tuple[list[Turn], object]:
+    async def _page_forward(self, after: object, before: int | None, hidden: bool) -> tuple[list[Turn], object]:
         turns, after = await self._store.page_forward(self._scope, after, FORWARD_PAGE, hidden=hidden)
-        if before_seq is not None:
+        if before is not None:
             # a turn past the end on this page: there is no next page
-            within = [turn for turn in turns if turn.seq < before_seq]
+            within = [turn for turn in turns if turn.seq < before]
             turns, after = within, after if len(within) == len(turns) else None
         self._report(turns)
         return turns, after
@@ -773,6 +748,17 @@ class TurnHistory(BaseChatMessageHistory):
         other = copy.copy(self)
         other._bind(session_id, user_id)
         return other
+
+
+class HistoryOptions(TypedDict, total=False):
+    """The keyword arguments that the histories of every store take."""
+
+    history_size: int | None
+    ttl: float | None
+    token_counter: TokenCounterLike
+    on_corrupt: Literal["report", "raise"]
+    timeout: float
+    now: Now
 
 
 H = TypeVar("H", bound="TurnHistory")

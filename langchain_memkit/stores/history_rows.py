@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,8 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
+from langchain_memkit import errors
 from langchain_memkit.base import SessionHead, TokenCounter, Turn, check_id, describe_value
-from langchain_memkit.errors import (
-    HistoryConflictError,
-    IdempotencyConflictError,
-    MessageDecodeError,
-    MessageEncodeError,
-    StaleTurnError,
-)
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, same_messages, split_batch, with_ids
@@ -131,9 +126,8 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
         counter: Counts the tokens where the stored counts are of another counter.
         newest: Stop after decoding one message more than this number, counted from the end; None decodes all.
     """
-    seq = row.get("seq")
+    seq, created_at, expires_at = row.get("seq"), row.get("createdAt"), row.get("expiresAt")
     where = f"turn {seq if isinstance(seq, int) else '?'}"
-    created_at = row.get("createdAt")
     turn = Turn(
         seq if isinstance(seq, int) else 0,
         row["epoch"] if isinstance(row.get("epoch"), int) else 0,
@@ -141,38 +135,33 @@ def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int 
         created_at if isinstance(created_at, datetime) else None,
         [],
         [],
-        expires_at=expires_at if isinstance(expires_at := row.get("expiresAt"), datetime) else None,
+        expires_at=expires_at if isinstance(expires_at, datetime) else None,
         is_deleted=row.get("isDeleted") is True or row.get("isActive") is False,
     )
     version, stored = row.get("v"), row.get("messages")
     if version != FORMAT_VERSION:
-        turn.problems.append(
-            f"{where}: format {describe_value(version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
-        )
+        problem = f"format {describe_value(version)}, this version reads {FORMAT_VERSION}; is memkit older here?"
+        turn.problems.append(f"{where}: {problem}")
     elif not isinstance(stored, list):
         turn.problems.append(f"{where}: no list of messages")
     else:
-        tokens = row.get("tokens")
+        tokens: Any = row.get("tokens")
         named = counter_name(counter)
         # Stored counts are trusted only if they are well-formed and were counted by the same counter; a name with "<"
         # (`<lambda>`) does not identify one.
-        trusted = (
-            row.get("token_counter") == named
-            and "<" not in named
-            and (isinstance(tokens, list) and len(tokens) == len(stored))
-            and all(isinstance(n, int) and n >= 0 for n in tokens)
-        )
+        is_same = row.get("token_counter") == named and "<" not in named
+        fits = isinstance(tokens, list) and len(tokens) == len(stored)
+        trusted = is_same and fits and all(isinstance(n, int) and n >= 0 for n in tokens)
         # from the end: a caller that needs only the newest messages of a long row decodes no others
         for i in reversed(range(len(stored))):
             if newest is not None and len(turn.messages) > newest:
                 break
             try:
-                message = decode_message(stored[i])
-            except MessageDecodeError as error:
+                turn.messages.append(decode_message(stored[i]))
+            except errors.MessageDecodeError as error:
                 turn.problems.append(f"{where} message {i}: {error}")
-                continue
-            turn.messages.append(message)
-            turn.tokens.append(tokens[i] if trusted and tokens else count_tokens([message], counter)[0])
+            else:
+                turn.tokens.append(tokens[i] if trusted else count_tokens(turn.messages[-1:], counter)[0])
         for newest_first in (turn.messages, turn.tokens, turn.problems):
             newest_first.reverse()
     return turn
@@ -191,7 +180,7 @@ def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
             f"turn {batch.rows[index].op!r} is stored already at position {stored.seq}, with other messages. "
             "Use a new turn_id (or new message ids) for a new turn."
         )
-        raise IdempotencyConflictError(msg, stored=stored.messages, **batch.error_context)
+        raise errors.IdempotencyConflictError(msg, stored=stored.messages, **batch.error_context)
     return stored.seq
 
 
@@ -231,18 +220,15 @@ def plan_append(
         StaleTurnError: The session was cleared, or the user purged, since the turn began.
         HistoryConflictError: The session is not at `expected_seq`.
     """
-    found = 0
-    for index, row in enumerate(batch.rows):
-        if row.op in stored:
-            found = stored_or_conflict(batch, index, stored[row.op])
-    if all(row.op in stored for row in batch.rows):
-        return [], found
+    found = [stored_or_conflict(batch, i, stored[row.op]) for i, row in enumerate(batch.rows) if row.op in stored]
+    if len(found) == len(batch.rows):
+        return [], found[-1] if found else 0
     if not may_append(head, origin, purged, now):
         msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
-        raise StaleTurnError(msg, **batch.error_context)
+        raise errors.StaleTurnError(msg, **batch.error_context)
     if expected_seq is not None and expected_seq != (head or EMPTY).seq:
         msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
-        raise HistoryConflictError(msg, **batch.error_context)
+        raise errors.HistoryConflictError(msg, **batch.error_context)
     # The first turn of a session draws its epoch; later ones copy it.
     end = head or SessionHead(0, new_epoch(), 0)
     end = end._replace(seq=max(end.seq, last))
@@ -271,12 +257,11 @@ class PageLimit(NamedTuple):
 
 def until_limit(turns: Iterable[Turn], enough: PageLimit) -> tuple[list[Turn], bool]:
     """Return the turns up to the one with which they hold enough, and whether turns were left over."""
+    most_messages, most_tokens = (math.inf if most is None else most for most in enough)
     taken: list[Turn] = []
     messages = tokens = 0
     for turn in turns:
-        if (enough.messages is not None and messages > enough.messages) or (
-            enough.tokens is not None and tokens > enough.tokens
-        ):
+        if messages > most_messages or tokens > most_tokens:
             return taken, True
         taken.append(turn)
         messages += len(turn.messages)
@@ -314,8 +299,8 @@ def prepare_batch(messages: Iterable[BaseMessage], turn_id: str | None, counter:
     given = list(messages)
     for i, message in enumerate[object](given):
         if not isinstance(message, BaseMessage):
-            way_out = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""
-            raise MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message{way_out}")
+            hint = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""
+            raise errors.MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message{hint}")
     identified = with_ids(given)
     encoded = encode_messages(identified)
     tokens = count_tokens(identified, counter)

@@ -17,6 +17,9 @@ from langchain_memkit.errors import ConfigurationError
 StoredDict: TypeAlias = dict[str, Any]
 """A value of a key-value store: plain JSON data."""
 
+Pairs: TypeAlias = Sequence[tuple[str, StoredDict]]
+"""Keys with their values."""
+
 DictStore: TypeAlias = BaseStore[str, StoredDict]
 """A key-value store of dicts."""
 
@@ -33,12 +36,12 @@ class MemoryStore(InMemoryStore):
         """Name no keys: they contain user ids."""
         return "MemoryStore()"
 
-    def mset(self, key_value_pairs: Sequence[tuple[str, Any]]) -> None:
+    def mset(self, key_value_pairs: Pairs) -> None:
         """Store values."""
         with self._lock:
             self._put(key_value_pairs)
 
-    def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()) -> bool:
+    def mset_if_exists(self, key: str, key_value_pairs: Pairs, delete: Sequence[str] = ()) -> bool:
         """Store values and delete keys, atomically, only if `key` exists; return whether it did."""
         with self._lock:
             exists = key in self.store
@@ -47,9 +50,7 @@ class MemoryStore(InMemoryStore):
                 self._remove(delete)
             return exists
 
-    async def amset_if_exists(
-        self, key: str, key_value_pairs: Sequence[tuple[str, Any]], delete: Sequence[str] = ()
-    ) -> bool:
+    async def amset_if_exists(self, key: str, key_value_pairs: Pairs, delete: Sequence[str] = ()) -> bool:
         """Run `mset_if_exists` asynchronously."""
         return self.mset_if_exists(key, key_value_pairs, delete)
 
@@ -58,7 +59,7 @@ class MemoryStore(InMemoryStore):
         with self._lock:
             self._remove(keys)
 
-    def _put(self, pairs: Sequence[tuple[str, Any]]) -> None:
+    def _put(self, pairs: Pairs) -> None:
         for key, value in pairs:
             if key not in self.store:
                 insort(self._sorted, key)
@@ -104,14 +105,12 @@ def read_values(store: DictStore, keys: Sequence[str]) -> Step[list[StoredDict |
     return Step(lambda: store.mget(keys), lambda: store.amget(keys))
 
 
-def write_values(store: DictStore, pairs: Sequence[tuple[str, StoredDict]]) -> Step[None]:
+def write_values(store: DictStore, pairs: Pairs) -> Step[None]:
     """Store pairs of key and value, in this order."""
     return Step(lambda: store.mset(pairs), lambda: store.amset(pairs))
 
 
-async def write_if_exists(
-    store: Any, key: str, pairs: Sequence[tuple[str, StoredDict]], gone: Sequence[str] = ()
-) -> bool:
+async def write_if_exists(store: Any, key: str, pairs: Pairs, gone: Sequence[str]) -> bool:
     """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
 
     A store with `mset_if_exists` does this atomically. With any other store the pairs are written first, then `key`

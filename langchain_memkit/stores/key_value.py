@@ -67,12 +67,11 @@ def decode(key: str, stored: StoredValue) -> Any:
     else:
         try:
             value = decode_value(stored.value)
-        except UNREADABLE as error:
-            problem = f"a value cannot be read ({type(error).__name__})"
-        else:
             if isinstance(value, STORED_TYPES):
                 return value
             problem = f"a {type(value).__name__} instead of a dict, bytes or a Document"
+        except UNREADABLE as error:
+            problem = f"a value cannot be read ({type(error).__name__})"
     logger.warning("key %.200r is unreadable and left as it is: %s", key, problem)
     return None
 

@@ -8,7 +8,7 @@ cache is current. Otherwise all stamps are listed and the missing rows fetched.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -17,19 +17,15 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import AsStep, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.ranking.index import Index, IndexRecord, StoredSession, digest_of
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_rows import (
-    CachedRecord,
     CachedText,
     IndexRow,
     Mark,
     NewRecord,
     ReadUpTo,
-    SessionState,
     UserChanges,
-    Vector,
-    VectorBackend,
     WriteResult,
-    records_of,
 )
 
 logger = logging.getLogger("langchain_memkit")
@@ -62,7 +58,7 @@ class CachedUser:
         with self.index.lock:
             return self.index.stamps() | self.left_out
 
-    def add(self, records: Sequence[CachedRecord]) -> None:
+    def add(self, records: Sequence[vector_rows.CachedRecord]) -> None:
         """Add records, replacing those with the same ids."""
         with self.index.lock:
             self.changes += len(records)
@@ -73,7 +69,7 @@ class CachedUser:
                 if entry.expires_at is not None and (self.next_expiry is None or entry.expires_at < self.next_expiry):
                     self.next_expiry = entry.expires_at
 
-    def vector_of(self, digest: str) -> Vector | None:
+    def vector_of(self, digest: str) -> vector_rows.Vector | None:
         """Return the vector of a text; None if no record that is held has this text."""
         name = self.digests.get(digest, "")
         document = self.texts[name].document(name) if name in self.texts else None
@@ -94,15 +90,14 @@ class CachedUser:
                 self.changes += 1
                 self._remove([entry.id for entry in self.index.entries if entry.stamp in gone])
                 self.left_out.difference_update(gone)
+            self._estimate()
 
     def since(self) -> ReadUpTo | None:
         """Return the cached state to ask the store for news with; None if all stamps have to be listed."""
         with self.index.lock:
             return None if self.mark is None else ReadUpTo(self.mark, self.stamp, tuple(self.own))
 
-    def catch_up(
-        self, since: ReadUpTo, news: UserChanges, change: Callable[[Sequence[IndexRow], Sequence[int]], Mark]
-    ) -> bool:
+    def catch_up(self, since: ReadUpTo, news: UserChanges, source: vector_rows.VectorBackend) -> bool:
         """Apply the news, asked with `since`; False if they do not explain the new version: list all stamps then."""
         with self.index.lock:
             # Another thread has updated the cache since the question was asked: these news are current only if it
@@ -110,12 +105,12 @@ class CachedUser:
             if self.mark != since.mark:
                 return self.mark == news.mark
             if self.mark != news.mark:
-                found, damaged = records_of(news.cells, self.index.dims)
+                found, damaged = vector_rows.records_of(news.cells, self.index.dims)
                 replaced = [old.stamp for record in found if (old := self.index.get(record.entry.id)) is not None]
                 # Versions are sums: if adding exactly these records (in place of the old ones with their ids) leads
                 # from the cached version to the store's, nothing else has changed. Any other deletion or replacement
                 # leaves a difference.
-                moved = change(news.cells, replaced)
+                moved = source.change(news.cells, replaced)
                 if news.mark != tuple(old + new for old, new in zip(since.mark, moved, strict=True)):
                     return False
                 self.add(found)
@@ -123,8 +118,7 @@ class CachedUser:
                 self.mark = news.mark
                 self.own += [row.stamp for row in news.cells]
             # The news hold everything up to this version, so the process's own writes need not be excluded next time.
-            self.stamp = max([self.stamp, *self.own])
-            self.own = []
+            self.stamp, self.own = max([self.stamp, *self.own]), []
             return True
 
     def _remove(self, ids: Collection[str]) -> None:
@@ -148,6 +142,7 @@ class CachedUser:
             # cached version then differs from the store's by exactly their changes, and the next read finds those.
             if self.mark is not None:
                 self.mark = tuple(old + new for old, new in zip(self.mark, written.change, strict=True))
+            self._estimate()
 
     def expire(self, now: datetime) -> None:
         """Drop records that have expired."""
@@ -160,20 +155,19 @@ class CachedUser:
             self.left_out.update(entry.stamp for entry in gone)
             self.next_expiry = min((at for at, _ in dated if at > now), default=None)
 
-    def estimate(self) -> None:
+    def _estimate(self) -> None:
         """Estimate the size in bytes again, if the number of records has changed much."""
-        with self.index.lock:
-            if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
-                self._estimated = len(self.index)
-                shown = sum(TEXT_BYTES + COPIES * len(str(each.text)) for each in self.texts.values())
-                self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
+        if not self._estimated * 0.5 <= len(self.index) <= self._estimated * GROWTH:
+            self._estimated = len(self.index)
+            shown = sum(TEXT_BYTES + COPIES * len(str(each.text)) for each in self.texts.values())
+            self.nbytes = self.index.nbytes + 64 * len(self.left_out) + shown
 
 
 class ReadSession(NamedTuple):
     """A snapshot of a session at the start of a turn: the cached user, the session, and its last record."""
 
     held: CachedUser
-    session: SessionState
+    session: vector_rows.SessionState
     last: IndexRecord | None
 
     def begun(self, digests: Collection[str], ids: Collection[str]) -> StoredSession | None:
@@ -185,22 +179,19 @@ class ReadSession(NamedTuple):
             # Another thread has removed a record meanwhile: the store has to be asked.
             if any(name not in held.texts for name in wanted):
                 return None
-            vectors = {digest: held.vector_of(digest) for digest in digests}
+            vectors = {digest: vector for digest in digests if (vector := held.vector_of(digest)) is not None}
             shown = {name: held.texts[name].document(name) for name in wanted}
-        return StoredSession(
-            generation,
-            None if last is None else shown[last.id],
-            {digest: vector for digest, vector in vectors.items() if vector is not None},
-            {name: document for name in known if (document := shown[name]) is not None},
-            0 if last is None else last.position,
-            state if state is not None else 0 if last is None else last.stamp,
-        )
+        records = {name: document for name in known if (document := shown[name]) is not None}
+        if last is None:
+            return StoredSession(generation, None, vectors, records, 0, state or 0)
+        state = last.stamp if state is None else state
+        return StoredSession(generation, shown[last.id], vectors, records, last.position, state)
 
 
 class VectorIndexCache:
     """A least-recently-used cache of users' records, limited in bytes; the last user stays cached, however large."""
 
-    def __init__(self, source: VectorBackend, step: AsStep, cache_bytes: int, now: Now) -> None:
+    def __init__(self, source: vector_rows.VectorBackend, step: AsStep, cache_bytes: int, now: Now) -> None:
         self._source = source
         self._step = step
         self._now = now
@@ -214,7 +205,7 @@ class VectorIndexCache:
         source, held = self._source, self._find(user_id)
         since = held.since() if held is not None else None
         news: UserChanges = await self._step(lambda: source.news(user_id, session_id, since))
-        if held is None or since is None or not held.catch_up(since, news, source.change):
+        if held is None or since is None or not held.catch_up(since, news, source):
             held = held or CachedUser()
             # The version was read before the stamps. A write in between is then in the list but not in the version,
             # so the next read merely checks again; the other way round it would be missed for good.
@@ -223,7 +214,8 @@ class VectorIndexCache:
             missing = [stamp for stamp in listed if stamp not in known]
             for i in range(0, len(missing), BATCH):
                 changes += await self._fetch(held, user_id, missing[i : i + BATCH])
-            await cpu_bound(lambda: self._settle(user_id, held, news.mark, known.difference(listed), changes))
+            await cpu_bound(lambda: held.settle(news.mark, known.difference(listed), changes))
+            self._keep(user_id, held)
         held.expire(self._now())
         if news.session is None or session_id is None:
             return held.index, None
@@ -235,20 +227,15 @@ class VectorIndexCache:
         """Read records into the cache and return how many were added."""
         rows: list[IndexRow] = await self._step(lambda: self._source.cells(user_id, stamps))
 
-        def take() -> tuple[int, int]:
-            found, damaged = records_of(rows, held.index.dims)
+        def take() -> int:
+            found, damaged = vector_rows.records_of(rows, held.index.dims)
             held.add(found)
             held.left_out |= damaged
-            return len(found), len(damaged)
+            if damaged:
+                logger.warning("%d records of a user are unreadable and left as they are", len(damaged))
+            return len(found)
 
-        added, damaged = await cpu_bound(take)
-        if damaged:
-            logger.warning("%d records of a user are unreadable and left as they are", damaged)
-        return added
-
-    def _settle(self, user_id: str, held: CachedUser, mark: Mark | None, gone: Collection[int], changes: int) -> None:
-        held.settle(mark, gone, changes)
-        self._keep(user_id, held)
+        return await cpu_bound(take)
 
     def _find(self, user_id: str) -> CachedUser | None:
         with self._lock:
@@ -256,7 +243,6 @@ class VectorIndexCache:
 
     def _keep(self, user_id: str, held: CachedUser) -> None:
         """Cache a user's records, then evict the least recently used users above the limit; this one stays."""
-        held.estimate()
         with self._lock:
             self._users.put(user_id, held)
 
@@ -272,10 +258,7 @@ class VectorIndexCache:
             self._keep(user_id, held)
 
     def miss(self, user_id: str, ids: Collection[str]) -> None:
-        """Invalidate the user's cached version if the cache holds one of these ids, which are not stored any more.
-
-        Somebody deleted these records by hand, past memkit. Not every backend's version changes then.
-        """
+        """Invalidate the cached version if one of these ids is cached: its record was deleted by hand, past memkit."""
         held = self._find(user_id)
         if held is not None and any(name in held.index for name in ids):
             held.mark = None

@@ -34,11 +34,8 @@ class SearchScope(NamedTuple):
 
     def takes(self, stored: StoredDocument) -> bool:
         """Return whether a document is in scope."""
-        return (
-            stored.user_id == self.user_id
-            and (self.session_id is None or stored.session_id == self.session_id)
-            and all(test(stored.document.metadata) for test in self.tests)
-        )
+        here = stored.user_id == self.user_id and self.session_id in (None, stored.session_id)
+        return here and all(test(stored.document.metadata) for test in self.tests)
 
 
 def _scope(

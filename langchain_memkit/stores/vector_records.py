@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,26 +15,14 @@ from langchain_memkit._sync import Flow, Step, cpu_bound
 from langchain_memkit.base import Now, SessionInfo, check_id, check_size
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.ranking.index import Index, StoredSession, unit_vectors
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_cache import ReadSession, VectorIndexCache
-from langchain_memkit.stores.vector_rows import (
-    NOBODY,
-    DocumentRow,
-    Embedder,
-    RecordWrite,
-    Vector,
-    VectorBackend,
-    WantedRecords,
-    WriteResult,
-    check_ids,
-    readable_documents,
-    record_row,
-)
+from langchain_memkit.stores.vector_rows import NOBODY, NOTHING, RecordWrite, Vector, check_ids, readable_documents
 
 T = TypeVar("T")
 
 FEW = 50  # records that are added to an index without a thread
 SHORT = 2000  # characters that are processed without a thread
-NOTHING: Mapping[str, str] = MappingProxyType({})
 TextLookup: TypeAlias = Callable[[str], tuple[Document, dict[tuple[int, ...], Any]] | None]
 """A function from a record's id to the record, with a dict in which a memory keeps what it made of it to show it."""
 
@@ -149,8 +137,8 @@ class VectorMemoryStore(Protocol):
 class VectorRecords:
     """A `VectorMemoryStore` over a backend, which keeps the rows, with a cache of the users' indexes."""
 
-    def __init__(self, backend: VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
-        self.embedder = Embedder(embedding, backend, self.step)
+    def __init__(self, backend: vector_rows.VectorBackend, embedding: Embeddings, cache_bytes: int, now: Now) -> None:
+        self.embedder = vector_rows.Embedder(embedding, backend, self.step)
         self._backend = backend
         self._now = now
         self.cache = VectorIndexCache(backend, self.step, cache_bytes, now)
@@ -189,17 +177,15 @@ class VectorRecords:
         self.cache.miss(user, [name for name in names if name not in found])
         return [found[name] for name in names if name in found]
 
-    async def _stored(self, user_id: str, ids: list[str], state: str) -> list[DocumentRow]:
+    async def _stored(self, user_id: str, ids: list[str], state: str) -> list[vector_rows.DocumentRow]:
         """Read records by id. Raise if no user was named and an id belongs to a user's record."""
         backend = self._backend
         stored = await self.step(lambda: backend.by_ids(user_id, ids, vectors=False))
         there = {row.id for row in stored}
         missing = [name for name in ids if name not in there]
         if user_id == NOBODY and missing and await self.step(lambda: backend.owned(missing)):
-            msg = (
-                f"an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user{state}"
-            )
-            raise ConfigurationError(msg)
+            problem = "an id belongs to a document of a user: say whose, with user_id=; an id is unique for its user"
+            raise ConfigurationError(problem + state)
         return stored
 
     async def texts(self, user_id: str, ids: Sequence[str]) -> TextLookup:
@@ -227,16 +213,13 @@ class VectorRecords:
     ) -> StoredSession:
         """Read what a write to a session depends on."""
         place = check_id(user_id, "user_id"), check_id(session_id, "session_id")
-        wanted = WantedRecords(check_ids(digests), check_ids(ids), messages)
+        wanted = vector_rows.WantedRecords(check_ids(digests), check_ids(ids), messages)
         found = await self.step(lambda: self._backend.begin(*place, wanted))
         now = self._now()
         last = [shown.document for shown in readable_documents(found.last, now)]
         records = {shown.document.id or "": shown.document for shown in readable_documents(found.records, now)}
-        vectors = {
-            digest: np.frombuffer(vector, "<f4")
-            for digest, vector in found.vectors.items()
-            if vector and len(vector) % 4 == 0
-        }
+        whole = {digest: vector for digest, vector in found.vectors.items() if vector and len(vector) % 4 == 0}
+        vectors = {digest: np.frombuffer(vector, "<f4") for digest, vector in whole.items()}
         position = found.position if isinstance(found.position, int) else 0  # it may be damaged
         # A retry belongs to the session that its first try saw: with a fresh generation it would bring back text that
         # was forgotten in between.
@@ -261,7 +244,7 @@ class VectorRecords:
             msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
             raise ValueError(msg)
         long = sum(len(document.page_content) for document in documents) > SHORT
-        rows = await cpu_bound(lambda: [record_row(d, user, session) for d in documents], long=long)
+        rows = await cpu_bound(lambda: [vector_rows.record_row(d, user, session) for d in documents], long=long)
         return await self.store(user, RecordWrite(rows, gone, place, expected, state), vectors)
 
     async def store(self, user_id: str, given: RecordWrite, vectors: Sequence[Any]) -> bool:
@@ -277,25 +260,25 @@ class VectorRecords:
         if not distinct and not removed and given.place is None:
             return True
         new = given._replace(rows=list(distinct.values()), delete=removed)
-        written: WriteResult | None = await self.step(lambda: self._backend.write(user_id, new))
+        written: vector_rows.WriteResult | None = await self.step(lambda: self._backend.write(user_id, new))
         if written is None:
             return False
-        result = written
         long = len(rows) > FEW or sum(len(str(row.text)) for row in rows) > SHORT
-        await cpu_bound(lambda: self.cache.wrote(user_id, new.rows, removed, result), long=long)
+        await cpu_bound(partial(self.cache.wrote, user_id, new.rows, removed, written), long=long)
         return True
 
     async def delete(self, user_id: str | None, ids: Sequence[str]) -> None:
         """Delete records by id; without a user those of nobody."""
         user, names = _whose(user_id), check_ids(ids)
-        if names and user == NOBODY:
+        if not names:
+            return
+        if user == NOBODY:
             try:
                 await self._stored(user, names, ". Nothing was deleted")
             except HistoryReadError as error:
                 msg = f"{error}. Nothing was deleted."
                 raise HistoryWriteError(msg) from error
-        if names:
-            await self.step(lambda: self._backend.delete(user, names))
+        await self.step(lambda: self._backend.delete(user, names))
 
     async def forget(self, user_id: str, session_id: str | None = None) -> int:
         """Delete a session of a user, or all of the user."""
@@ -317,8 +300,7 @@ class VectorRecords:
 
     async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return the times at which records were last recalled, by id."""
-        user = check_id(user_id, "user_id")
-        return await self.step(lambda: self._backend.accesses(user))
+        return await self.step(lambda: self._backend.accesses(check_id(user_id, "user_id")))
 
     async def evict(self, user_id: str, max_records: int, keep: Collection[str] = ()) -> int:
         """Delete the records above a limit, first those never recalled."""
@@ -327,8 +309,7 @@ class VectorRecords:
 
     async def sessions(self, user_id: str) -> list[SessionInfo]:
         """List the sessions of a user that hold records."""
-        user = check_id(user_id, "user_id")
-        return await self.step(lambda: self._backend.sessions(user))
+        return await self.step(lambda: self._backend.sessions(check_id(user_id, "user_id")))
 
 
 def _whose(user_id: str | None) -> str:

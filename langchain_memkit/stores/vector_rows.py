@@ -118,6 +118,9 @@ class WantedRecords(NamedTuple):
     messages: Collection[str] | None
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
 class RecordWrite(NamedTuple):
     """A write of records.
 
@@ -132,7 +135,7 @@ class RecordWrite(NamedTuple):
     rows: Sequence[NewRecord]
     delete: Sequence[str] = ()
     place: tuple[str, str] | None = None
-    expected: Mapping[str, str] = MappingProxyType({})
+    expected: Mapping[str, str] = NOTHING
     state: int | None = None
 
 
@@ -429,10 +432,8 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> NewRecord:
     user = check_id(given["user_id"], "user_id") if "user_id" in given else NOBODY
     try:
         facts = {**known, "messages": [without_surrogates(message) for message in known.get("messages") or ()]}
-        if known.get("said"):
-            facts["said"] = [
-                [without_surrogates(role), without_surrogates(by), *span] for role, by, *span in known["said"]
-            ]
+        if said := known.get("said"):
+            facts["said"] = [[without_surrogates(role), without_surrogates(by), *span] for role, by, *span in said]
         entry = index_record_of(Document(without_surrogates(text), id=name, metadata=facts))
         problem = problem_of(entry)
     except UNREADABLE as error:
@@ -473,14 +474,12 @@ def records_of(rows: Sequence[IndexRow], dims: int | None) -> tuple[list[CachedR
         try:
             if row.v != FORMAT_VERSION or (vector is None and row.vector is not None):
                 raise ValueError
-            entry = _entry(row)
-            if row.stems_version != STEMS_VERSION:
-                document = CachedText(row.text, row.metadata).document(entry.id)
-                if document is not None:
-                    if not any(part.role for part in entry.said):  # a plain document, whose metadata may hold anything
-                        document = Document(document.page_content, id=entry.id)
-                    entry = replace(entry, said=index_record_of(document).said)
-            found.append(CachedRecord(entry, vector, CachedText(row.text, row.metadata), row.digest))
+            entry, text = _entry(row), CachedText(row.text, row.metadata)
+            if row.stems_version != STEMS_VERSION and (document := text.document(entry.id)) is not None:
+                if not any(part.role for part in entry.said):  # a plain document, whose metadata may hold anything
+                    document = Document(document.page_content, id=entry.id)
+                entry = replace(entry, said=index_record_of(document).said)
+            found.append(CachedRecord(entry, vector, text, row.digest))
         except UNREADABLE:
             damaged.add(row.stamp)
     return found, damaged
@@ -489,18 +488,12 @@ def records_of(rows: Sequence[IndexRow], dims: int | None) -> tuple[list[CachedR
 def _entry(row: IndexRow) -> IndexRecord:
     facts: Any = row.facts
     name, session, round_id, position, at, importance, epoch, expires_at, said, messages = facts
-    if not (
-        type(name) is type(session) is type(round_id) is str
-        and type(position) is type(epoch) is int
-        and type(messages) is list
-        and (importance is None or isinstance(importance, (int, float)))
-    ):
+    kinds = [type(fact) for fact in (name, session, round_id, position, epoch, messages)]
+    if kinds != [str, str, str, int, int, list] or not (importance is None or isinstance(importance, (int, float))):
         raise ValueError
-    words = tuple([Utterance(role, by, tuple(words.split())) for role, by, words in said])
-    at, expires_at = parse_timestamp(at), parse_timestamp(expires_at)
-    return IndexRecord(
-        name, session, round_id, position, at, words, tuple(messages), epoch, importance, expires_at, row.stamp
-    )
+    said = tuple([Utterance(role, by, tuple(words.split())) for role, by, words in said])
+    at, expires_at, ids = parse_timestamp(at), parse_timestamp(expires_at), tuple(messages)
+    return IndexRecord(name, session, round_id, position, at, said, ids, epoch, importance, expires_at, row.stamp)
 
 
 def parse_timestamp(value: Any) -> datetime | None:

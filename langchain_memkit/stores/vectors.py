@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
 import numpy as np
@@ -11,25 +11,16 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, cpu_bound, drive
+from langchain_memkit._sync import ClosingMixin, adrive, cpu_bound, drive
 from langchain_memkit.base import Now, check_id, check_size
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import unit_vectors
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import Filter, SearchScope, scope_of
 from langchain_memkit.stores.vector_records import VectorMemoryStore, VectorRecords
-from langchain_memkit.stores.vector_rows import (
-    RecordWrite,
-    SessionSnapshot,
-    StoredDocument,
-    Vector,
-    VectorBackend,
-    plain_row,
-    readable_documents,
-)
+from langchain_memkit.stores.vector_rows import RecordWrite, SessionSnapshot, StoredDocument, Vector, VectorBackend
 
 __all__ = ["RecordVectorStore", "SessionSnapshot", "VectorBackend", "VectorMemoryStore"]
-
-T = TypeVar("T")
 
 CACHE_BYTES = 96 * 2**20
 Hits: TypeAlias = list[tuple[StoredDocument, float]]
@@ -47,6 +38,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         self.records = VectorRecords(backend, embedding, cache_bytes, now)
         self._backend = backend
         self._embedder = self.records.embedder
+        self._step = self.records.step
         self._now = now
 
     def __repr__(self) -> str:
@@ -237,25 +229,25 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             ConfigurationError: The store was filled with another model, or `pre_filter` holds something unsupported.
             HistoryReadError: The store cannot be reached or read.
         """
-        return [document for document, _ in drive(self._search(query, None, k, pre_filter, **kwargs))]
+        return [document for document, _ in drive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))]
 
     async def asimilarity_search(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
         """Run `similarity_search` asynchronously."""
-        return [document for document, _ in await adrive(self._search(query, None, k, pre_filter, **kwargs))]
+        return [document for document, _ in await adrive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))]
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """Return the documents nearest to a text with their cosines, from -1 to 1; see `similarity_search`."""
-        return drive(self._search(query, None, k, pre_filter, **kwargs))
+        return drive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = 4, pre_filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """Run `similarity_search_with_score` asynchronously."""
-        return await adrive(self._search(query, None, k, pre_filter, **kwargs))
+        return await adrive(self._search(query, None, k, pre_filter=pre_filter, **kwargs))
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
         """Return the documents nearest to a vector; `**kwargs` and `pre_filter=` as in `similarity_search`."""
@@ -290,7 +282,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         Returns:
             The documents in the order in which they were chosen.
         """
-        return drive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter, **kwargs))
+        return drive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter=pre_filter, **kwargs))
 
     async def amax_marginal_relevance_search(
         self,
@@ -302,7 +294,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Run `max_marginal_relevance_search` asynchronously."""
-        return await adrive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter, **kwargs))
+        return await adrive(self._diverse(query, None, k, fetch_k, lambda_mult, pre_filter=pre_filter, **kwargs))
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
@@ -358,9 +350,6 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
     # -- flows
 
-    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
-        return self.records.step(make_flow)
-
     async def _add(
         self, documents: Sequence[Document], ids: Sequence[str | None] | None = None, batch_size: int | None = None
     ) -> list[str]:
@@ -372,7 +361,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         both = list(zip(given, documents, strict=True))
         names = [str(uuid4()) if (n := name or d.id) is None else check_id(n, "id") for name, d in both]
         # All documents are validated before the first one is embedded or stored.
-        rows = await cpu_bound(lambda: [plain_row(d, n) for d, n in zip(documents, names, strict=True)])
+        rows = await cpu_bound(lambda: [vector_rows.plain_row(d, n) for d, n in zip(documents, names, strict=True)])
         for begin in range(0, len(rows), size):
             part = rows[begin : begin + size]
             vectors = await self._embedder.documents([d.page_content for d in documents[begin : begin + size]])
@@ -386,38 +375,22 @@ class RecordVectorStore(ClosingMixin, VectorStore):
         """Return the function that clips a cosine to 0 to 1: opposite directions count as 0."""
         return lambda score: min(max(score, 0.0), 1.0)
 
-    async def _search(
-        self,
-        query: str | None,
-        vector: Any,
-        k: int,
-        pre_filter: Filter | None = None,
-        *,
-        include_scores: bool = False,
-        include_embeddings: bool = False,
-        **options: Any,
-    ) -> list[tuple[Document, float]]:
+    async def _search(self, query: str | None, vector: Any, k: int, **options: Any) -> list[tuple[Document, float]]:
         """Search by a text, or by a vector; scores and vectors go where langchain-mongodb puts them."""
-        found = await self._found(query, vector, k, scope_of(pre_filter=pre_filter, **options))
+        with_scores, with_vectors = (options.pop(f"include_{what}", False) for what in ("scores", "embeddings"))
+        found = await self._found(query, vector, k, scope_of(**options))
         for shown, score in found:
-            if include_scores:
+            if with_scores:
                 shown.document.metadata["score"] = score
-            if include_embeddings and shown.vector is not None:
+            if with_vectors and shown.vector is not None:
                 shown.document.metadata["embedding"] = shown.vector.tolist()
         return [(shown.document, score) for shown, score in found]
 
     async def _diverse(
-        self,
-        query: str | None,
-        vector: Any,
-        k: int,
-        fetch_k: int,
-        lambda_mult: float,
-        pre_filter: Filter | None = None,
-        **options: Any,
+        self, query: str | None, vector: Any, k: int, fetch_k: int, lambda_mult: float, **options: Any
     ) -> list[Document]:
         """Select `k` of the nearest documents by maximal marginal relevance (langchain-core's function is private)."""
-        found = await self._found(query, vector, max(k, fetch_k), scope_of(pre_filter=pre_filter, **options))
+        found = await self._found(query, vector, max(k, fetch_k), scope_of(**options))
         vectors = np.array([shown.vector for shown, _ in found])
         near = np.array([score for _, score in found])
         chosen: list[int] = []
@@ -448,11 +421,10 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             with index.lock:
                 scores, entries, embedded = index.dense(vector), index.entries, index.embedded
             order = np.argsort(-scores, kind="stable")
-            return [
-                (entries[i].id, min(float(scores[i]), 1.0))
-                for i in order[embedded[order]].tolist()
-                if scope.session_id is None or entries[i].session == scope.session_id
-            ]
+            here = order[embedded[order]].tolist()
+            if scope.session_id is not None:
+                here = [i for i in here if entries[i].session == scope.session_id]
+            return [(entries[i].id, min(float(scores[i]), 1.0)) for i in here]
 
         found, best = await cpu_bound(ranked), Hits()
         begin, size = 0, k
@@ -462,15 +434,14 @@ class RecordVectorStore(ClosingMixin, VectorStore):
             page = dict(found[begin : begin + size])
             stored = await self._step(lambda names=[*page]: self._backend.by_ids(scope.user_id, names, vectors=True))  # type: ignore[misc]  # bound now
             self.records.cache.miss(scope.user_id, page.keys() - {row.id for row in stored})
-            shown = {s.document.id: s for s in readable_documents(stored, self._now()) if s.vector is not None}
+            readable = vector_rows.readable_documents(stored, self._now())
+            shown = {s.document.id: s for s in readable if s.vector is not None}
             best += [(shown[name], score) for name, score in page.items() if name in shown and scope.takes(shown[name])]
             begin, size = begin + size, min(2 * size, 1000)
         return best[:k]
 
 
 def _wanted(ids: list[str] | None, user_id: str | None, kwargs: Mapping[str, object]) -> tuple[str | None, list[str]]:
-    if user_id is not None:
-        check_id(user_id, "user_id")
     if ids is None or kwargs:
         msg = "delete needs a list of ids and nothing else; forget(user_id) deletes all of a user"
         raise TypeError(msg)

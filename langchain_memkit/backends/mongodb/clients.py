@@ -14,13 +14,15 @@ import pymongo
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.errors import InvalidURI
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.errors import ConfigurationError
 
 BsonDict: TypeAlias = dict[str, Any]
 """A document, a filter, an update or a stage of a pipeline, as the driver takes and gives them."""
+
+LoopKey: TypeAlias = tuple[int, asyncio.AbstractEventLoop, str]
+"""Process, event loop and connection string."""
 
 SCHEMES = ("mongodb://", "mongodb+srv://")
 GOODBYE_SECONDS = 1.0  # limit for closing a client, which tells the server; that may be down
@@ -36,9 +38,7 @@ def scope_filter(user_id: str, session_id: str | None = None) -> BsonDict:
 # fork, and those of the parent must not be closed in the child.
 _lock = ForkSafeLock()
 _sync: dict[tuple[int, str], MongoClient[BsonDict]] = {}
-_async: dict[
-    tuple[int, asyncio.AbstractEventLoop, str], tuple[AsyncMongoClient[BsonDict], AsyncGenerator[None, None]]
-] = {}
+_async: dict[LoopKey, tuple[AsyncMongoClient[BsonDict], AsyncGenerator[None, None]]] = {}
 _users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # weak: a dropped factory keeps no client open
 C = TypeVar("C")
 
@@ -92,10 +92,6 @@ class Clients:
         """Return itself: clients are shared."""
         return self
 
-    def __repr__(self) -> str:
-        """Name the hosts, but no credentials."""
-        return f"Clients({self.hosts})"
-
     @property
     def hosts(self) -> str:
         """The host names, for messages; no credentials."""
@@ -127,12 +123,10 @@ class Clients:
         if not self._uri:
             msg = "only an async_client was given: use the async methods, or pass client= as well"
             raise ConfigurationError(msg)
-        client = _sync.get(self._process_key)
-        if client is None or _is_closed(client):  # the lock is taken only where a client may have to be made
-            with _lock:
-                client = _sync.get(self._process_key)
-                if client is None or _is_closed(client):
-                    client = _sync[self._process_key] = self._new(MongoClient)
+        with _lock:
+            client = _sync.get(self._process_key)
+            if client is None or _is_closed(client):
+                client = _sync[self._process_key] = self._new(MongoClient)
         return client
 
     @property
@@ -140,7 +134,7 @@ class Clients:
         return os.getpid(), self._uri
 
     @property
-    def _loop_key(self) -> tuple[int, asyncio.AbstractEventLoop, str]:
+    def _loop_key(self) -> LoopKey:
         return os.getpid(), asyncio.get_running_loop(), self._uri
 
     async def asynchronous(self) -> AsyncMongoClient[BsonDict]:
@@ -161,7 +155,7 @@ class Clients:
         try:
             # `connect=False`: no threads and no DNS look-ups before the first operation.
             return cls(self._uri, connect=False, driver=DriverInfo("langchain-memkit"))
-        except (InvalidURI, DriverConfigurationError, ValueError, TypeError) as error:
+        except (DriverConfigurationError, ValueError, TypeError) as error:
             msg = f"connection_string is not valid: {redact(str(error))}"
             raise ConfigurationError(msg) from None
 
@@ -192,9 +186,7 @@ def _is_closed(client: object) -> bool:
     return bool(getattr(client, "_closed", False))
 
 
-async def _close_with_loop(
-    client: AsyncMongoClient[BsonDict], key: tuple[int, asyncio.AbstractEventLoop, str]
-) -> AsyncGenerator[None, None]:
+async def _close_with_loop(client: AsyncMongoClient[BsonDict], key: LoopKey) -> AsyncGenerator[None, None]:
     """Close the client when its loop shuts down: `asyncio.run` ends every started async generator first.
 
     Streams that are ended in the same moment store what they had with the sync client: see `async_runs_in_thread`.

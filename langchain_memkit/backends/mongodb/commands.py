@@ -17,14 +17,12 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 import pymongo
 from bson import CodecOptions, DatetimeConversion
 from bson.errors import InvalidDocument
-from pymongo import DeleteMany, IndexModel, MongoClient, ReplaceOne, UpdateOne
+from pymongo import DeleteMany, IndexModel, MongoClient, ReadPreference, ReplaceOne, UpdateOne, WriteConcern
 from pymongo import errors as driver
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo.read_concern import ReadConcern
-from pymongo.read_preferences import ReadPreference
 from pymongo.results import BulkWriteResult
-from pymongo.write_concern import WriteConcern
 
 from langchain_memkit._sync import Flow, Step, drive_in_thread
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact
@@ -385,9 +383,8 @@ def rows_of(cursor: Any) -> Any:
 def text_of(error: PyMongoError) -> str:
     """Describe a driver's error, in at most some 600 characters, without credentials or stored documents."""
     if isinstance(error, driver.BulkWriteError):
-        details = details_of(error)
-        failures = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
-        return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures[:3])[:500]
+        failures = failures_of(error)[:3]
+        return "; ".join(f"{f.get('errmsg', 'failed')} (code {f.get('code')})" for f in failures)[:500]
     # Cut off the settings and the topology description that the driver appends.
     said = re.sub(r" \(configured timeouts: [^)]*\)|, full error: \{.*", "", redact(str(error)), flags=re.DOTALL)
     said = " ".join(re.split(r",? (?:Timeout: -?[\d.]+s, )?Topology Description: ", said)[0].split()).rstrip(".")[:500]
@@ -401,23 +398,25 @@ def details_of(error: PyMongoError) -> Mapping[str, Any]:
     return getattr(error, "details", None) or {}
 
 
+def failures_of(error: PyMongoError) -> list[Mapping[str, Any]]:
+    """Return what failed of a bulk write: single writes, then their confirmation."""
+    return [failure for name in ("writeErrors", "writeConcernErrors") for failure in details_of(error).get(name) or ()]
+
+
 def codes_of(error: PyMongoError) -> set[int]:
     """Return the server's error codes, including those of single writes in a bulk write."""
-    details = details_of(error)
-    nested = [*(details.get("writeErrors") or ()), *(details.get("writeConcernErrors") or ())]
-    return {code for code in (getattr(error, "code", None), *(e.get("code") for e in nested)) if isinstance(code, int)}
+    codes = [getattr(error, "code", None), *(failure.get("code") for failure in failures_of(error))]
+    return {code for code in codes if isinstance(code, int)}
 
 
 def is_transient(error: PyMongoError) -> bool:
     """Return whether a retry may succeed, as after a lost connection, election, time-out or failed write concern."""
-    if isinstance(error, driver.ConnectionFailure) or error.timeout:
-        return True
     # Another factory closed the shared client in the same moment; the next try gets a new client.
     if isinstance(error, driver.InvalidOperation):
         return "after close" in str(error)
-    if error.has_error_label("RetryableWriteError") or details_of(error).get("writeConcernErrors"):
-        return True
-    return bool(codes_of(error) & TRANSIENT_CODES)
+    is_lost = isinstance(error, driver.ConnectionFailure) or error.timeout
+    is_undone = error.has_error_label("RetryableWriteError") or details_of(error).get("writeConcernErrors")
+    return bool(is_lost or is_undone or codes_of(error) & TRANSIENT_CODES)
 
 
 def batches(items: Sequence[T]) -> Iterator[list[T]]:

@@ -9,11 +9,8 @@ from typing import Any
 
 from bson.errors import BSONError
 from pymongo import errors as driver
-from pymongo.errors import PyMongoError
 
 from langchain_memkit.backends.mongodb.clients import redact
-
-__all__ = ["driver_errors", "without_documents"]
 
 # Where a server begins to quote a document, a command or a value. An apostrophe within a word is no quote.
 QUOTE = re.compile(r"""[{"]|(?<!\w)'""")
@@ -26,7 +23,7 @@ def driver_errors() -> Iterator[None]:
     """Re-raise the driver's errors as copies that quote nothing of what was sent or stored."""
     try:
         yield
-    except (PyMongoError, BSONError) as error:
+    except (driver.PyMongoError, BSONError) as error:
         failure = without_documents(error)
         try:
             raise failure.with_traceback(error.__traceback__)
@@ -47,7 +44,7 @@ def without_documents(error: Exception) -> Exception:
         return kind(text if is_size else "a document holds what the driver cannot encode or decode")
     if isinstance(error, driver.EncryptionError):
         return driver.EncryptionError(Exception(type(error.cause).__name__))
-    labels = [RETRYABLE] if isinstance(error, PyMongoError) and error.has_error_label(RETRYABLE) else []
+    labels = [RETRYABLE] if isinstance(error, driver.PyMongoError) and error.has_error_label(RETRYABLE) else []
     if isinstance(error, driver.OperationFailure):
         details = _reply(error.details or {}) | ({"errorLabels": labels} if labels else {})
         if isinstance(error, driver.BulkWriteError):

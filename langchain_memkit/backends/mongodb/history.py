@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.collection import Collection
@@ -20,7 +20,7 @@ from langchain_memkit.backends.mongodb.turns import MongoTurnStore
 from langchain_memkit.base import Now, TokenCounterLike, check_id, check_one_of, check_seconds, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import resolve_counter
-from langchain_memkit.stores.history import HistoryFactory, TurnHistory, check_options
+from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, check_options
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -30,24 +30,18 @@ STORES: dict[str, type[MongoTurnStore]] = {"turns": MongoTurnStore, "langchain":
 MIN_TTL = 60  # the server removes expired documents once a minute
 
 
-class MongoDBOptions(TypedDict, total=False):
+class MongoDBOptions(HistoryOptions, total=False):
     """The keyword arguments of `MongoDBChatMessageHistory`, which documents them; `factory` takes the same."""
 
     session_id_key: str
     history_key: str
     create_index: bool
-    history_size: int | None
     index_kwargs: Mapping[str, Any] | None
     client: MongoClient[BsonDict] | None
     async_client: AsyncMongoClient[BsonDict] | None
-    ttl: float | None
-    timeout: float
     save_timeout: float
-    token_counter: TokenCounterLike
     layout: Literal["turns", "langchain", "qa"]
     user_id_key: str
-    on_corrupt: Literal["report", "raise"]
-    now: Now
 
 
 class MongoDBChatMessageHistory(TurnHistory):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pymongo
 from pymongo import IndexModel, MongoClient
@@ -92,10 +92,7 @@ def count_records(uri: str, database: str, name: str, user_id: str) -> int:
 
 @contextmanager
 def _server(
-    uri: str,
-    doing: str = "read from",
-    seconds: float | None = FIRST_SECONDS,
-    error_type: type[HistoryReadError | HistoryWriteError] = HistoryReadError,
+    uri: str, doing: str = "read from", seconds: float | None = FIRST_SECONDS, kind: type[Exception] = HistoryReadError
 ) -> Iterator[MongoClient[BsonDict]]:
     """Lend a client, for some seconds or (None) as long as it takes; raise the driver's errors as memkit's."""
     clients = Clients(uri, None, None)
@@ -111,17 +108,15 @@ def _server(
     except PyMongoError as error:
         limit = f" within {seconds:g} s" if seconds else ""
         msg = f"cannot {doing} {clients.hosts}{limit}: {text_of(error)}"
-        raise error_type(msg) from error
+        raise kind(msg) from error
     finally:
         clients.release()
 
 
-def _kinds(
-    collection: Collection[BsonDict], keys: tuple[str, str], indexes: BsonDict, user_id: str | None = None
-) -> frozenset[str]:
+def _kinds(collection: Collection[Any], keys: tuple[str, str], indexes: BsonDict, user: str | None) -> frozenset[str]:
     sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
-    if user_id is not None:
-        begin, end = range_of(user_prefix(user_id))
+    if user is not None:
+        begin, end = range_of(user_prefix(user))
         ids = {"$gte": begin} if end is None else {"$gte": begin, "$lt": end}
         sample += collection.find({"_id": ids, "value": {"$exists": True}, "v": {"$exists": True}}).limit(SAMPLE)
     kinds = {BY_INDEX[name] for name in indexes if name in BY_INDEX}
@@ -143,14 +138,12 @@ def checkpoints_in(
     """
     newest: list[BsonDict] = [
         {"$match": {"checkpoint_ns": ""}},
-        {"$project": {"_id": 0, "thread_id": 1, "checkpoint_id": 1}},
         {"$group": {"_id": "$thread_id", "newest": {"$max": "$checkpoint_id"}}},
         {"$sort": {"_id": 1}},
     ]
     with _server(uri, f"read {database}.{collection} from", None) as client:
-        checkpoints, writes = (
-            client[database].get_collection(name, codec_options=CODEC) for name in (collection, writes_collection)
-        )
+        where = client[database]
+        checkpoints, writes = (where.get_collection(each, CODEC) for each in (collection, writes_collection))
         with pymongo.timeout(SECONDS):
             threads = list(checkpoints.aggregate(newest, allowDiskUse=True))
         for thread in threads:
@@ -165,10 +158,9 @@ def _of_checkpoint(thread_id: object, checkpoint_id: object) -> BsonDict:
 
 
 def _checkpoint(collection: Collection[BsonDict], thread_id: object, checkpoint_id: object) -> BsonDict | None:
+    fields = ["type", "checkpoint", "metadata", "parent_checkpoint_id"]
     with pymongo.timeout(SECONDS):
-        return collection.find_one(
-            _of_checkpoint(thread_id, checkpoint_id), ["type", "checkpoint", "metadata", "parent_checkpoint_id"]
-        )
+        return collection.find_one(_of_checkpoint(thread_id, checkpoint_id), fields)
 
 
 def _older(

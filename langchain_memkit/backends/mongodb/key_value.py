@@ -79,11 +79,8 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
     upserts_may_meet = True
 
     async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
-        found: dict[str, StoredValue] = {}
-        for batch in batches(keys):
-            documents = await self.find({"_id": {"$in": batch}})
-            found.update((d["_id"], StoredValue(d.get("value"), d.get("v"))) for d in documents)
-        return found
+        found = [document for batch in batches(keys) for document in await self.find({"_id": {"$in": batch}})]
+        return {document["_id"]: StoredValue(document.get("value"), document.get("v")) for document in found}
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
         documents = await self.find(_between(keys), ["_id"], sort=[("_id", 1)], limit=limit)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
 from operator import methodcaller
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bson import ObjectId
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, message_to_dict
@@ -28,14 +28,12 @@ from langchain_memkit.messages.trimming import turn_starts
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow, read_turn
 
+Missing: TypeAlias = Callable[[list[BsonDict]], list[BsonDict]]
+"""A function from the documents of a batch that are stored to those that are not."""
+
 
 async def insert_once(
-    store: MongoTurnStore,
-    batch: Batch,
-    expected_seq: int | None,
-    query: BsonDict,
-    fields: list[str],
-    missing: Callable[[list[BsonDict]], list[BsonDict]],
+    store: MongoTurnStore, batch: Batch, expected_seq: int | None, query: BsonDict, fields: list[str], missing: Missing
 ) -> int:
     """Insert documents in order, looking before each try which of them are stored already, until all are.
 
@@ -122,16 +120,14 @@ def row_text(message: BaseMessage, path: str) -> str:
     """Encode a message as langchain-mongodb stores it, in JSON; raise if it would not decode to an equal one."""
     try:
         text = json.dumps(message_to_dict(message))
-        same = decode_legacy_message(json.loads(text)) == message
+        if decode_legacy_message(json.loads(text)) == message:
+            return text
+        problem = "would not come back equal from a row of langchain-mongodb"
     except (TypeError, ValueError, RecursionError, MessageDecodeError) as error:
         # Other errors may quote the content; a TypeError of JSON only names a class.
         why = f"{error!s:.200}" if isinstance(error, (TypeError, MessageDecodeError)) else type(error).__name__
-        text, problem = "", f"cannot be written as a row of langchain-mongodb ({why})"
-    else:
-        problem = "" if same else "would not come back equal from a row of langchain-mongodb"
-    if problem:
-        raise MessageEncodeError(path, problem)
-    return text
+        problem = f"cannot be written as a row of langchain-mongodb ({why})"
+    raise MessageEncodeError(path, problem)
 
 
 class PairPosition(NamedTuple):
@@ -170,9 +166,7 @@ class QAStore(MongoTurnStore):
 
     # -- reading
 
-    async def page_back(
-        self, scope: SessionScope, older: PairPosition | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns, newest first; `older` is the position that the page before returned."""
         turns, older = await self._page(scope, older, -1, limit)
         return Page(turns, 0, 0, None, older)
@@ -208,11 +202,8 @@ class QAStore(MongoTurnStore):
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's chats, most recently used first; with `hidden`, soft-deleted documents count as well."""
-        match = {
-            **self.filter(SessionScope(user_id, "")),
-            "chatId": {"$type": "string"},
-            **({} if hidden else docs.SHOWN),
-        }
+        match = self.filter(SessionScope(user_id, "")) | {"chatId": {"$type": "string"}}
+        match |= {} if hidden else docs.SHOWN
         return newest_first(await self.grouped(match, "chatId", "createdAt"))
 
     async def owners(self) -> list[str]:
@@ -276,10 +267,9 @@ class QAStore(MongoTurnStore):
 
     async def purge(self, user_id: str) -> dict[str, int]:
         """Delete all documents of the user; return counts of chats and turns."""
-        sessions = await self.sessions(user_id)
-        whole = {name: value for name, value in self.filter(SessionScope(user_id, "")).items() if name != "chatId"}
-        deleted = await self.delete_many(whole)
-        return {"sessions": len(sessions), "turns": deleted}
+        sessions, whole = await self.sessions(user_id), self.filter(SessionScope(user_id, ""))
+        del whole["chatId"]
+        return {"sessions": len(sessions), "turns": await self.delete_many(whole)}
 
 
 def side_text(messages: Sequence[BaseMessage], kind: type[BaseMessage]) -> str | None:

@@ -18,7 +18,7 @@ from pymongo.read_concern import ReadConcern
 
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
-from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
+from langchain_memkit.backends.mongodb.clients import BsonDict
 from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
 from langchain_memkit.base import SessionHead, SessionInfo, Turn
@@ -66,7 +66,6 @@ class Append:
         # Seconds for one command, less than the whole deadline: if the server hangs, there must be time for another
         # try. They double after each failure, since a large batch may need longer.
         self.limit = self.store.settings.timeout
-        self.deadline = 0.0
 
     async def flow(self) -> SessionHead:
         """Append all rows; return the head after the last one.
@@ -240,21 +239,13 @@ class Append:
 
 def newest_first(sessions: Iterable[SessionInfo]) -> list[SessionInfo]:
     """Sort sessions by their last use; those without a date come last."""
-
-    def order(info: SessionInfo) -> tuple[float, str]:
-        return -info.updated_at.timestamp() if info.updated_at else math.inf, info.session_id
-
-    return sorted(sessions, key=order)
+    return sorted(sessions, key=lambda s: (-s.updated_at.timestamp() if s.updated_at else math.inf, s.session_id))
 
 
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
-    layout = "turns"
-
-    def __init__(self, clients: Clients, settings: Settings) -> None:
-        super().__init__(clients, settings)
-        self._warned = False
+    _warned = False  # of rows of langchain-mongodb that come too late
 
     @property
     def ttl(self) -> float | None:
@@ -279,9 +270,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query, fields, concern = turns_filter(*scope), ["seq", "epoch", "base", "kind", "expiresAt"], ReadConcern(level)
         return lambda c: c.with_options(read_concern=concern).find(query, fields).sort("seq", -1).limit(4).to_list()
 
-    async def page_back(
-        self, scope: SessionScope, older: Any | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns, newest first; for histories without a user, langchain-mongodb's rows follow ours."""
         if isinstance(older, LegacyPosition):
             turns, older = await self._legacy_page(scope, older, -1, limit)
@@ -336,9 +325,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return turns, documents[-1]["seq"] if len(documents) == limit else None
 
     def _live_turns(self, documents: list[BsonDict], base: int, now: datetime, hidden: bool = False) -> Iterator[Turn]:
-        return (
-            history_rows.read_turn(d, self.settings.token_counter) for d in documents if is_live(d, base, now, hidden)
-        )
+        live = (document for document in documents if is_live(document, base, now, hidden))
+        return (history_rows.read_turn(document, self.settings.token_counter) for document in live)
 
     async def _legacy_page(
         self, scope: SessionScope, at: LegacyPosition, direction: int, limit: int
@@ -413,8 +401,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Set or remove the soft-delete flag of a turn, given by `op` or position; return whether it exists."""
         which = "op" if isinstance(turn, str) else "seq"
         query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
-        result = await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))
-        return bool(result.matched_count)
+        return bool((await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))).matched_count)
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""

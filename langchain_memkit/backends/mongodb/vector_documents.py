@@ -55,11 +55,9 @@ ON_CELLS = dict.fromkeys(
     ),
     1,
 )  # fmt: skip
-ON_TEXTS = dict.fromkeys(
-    ("_id", "user_id", "session_id", "position", "expires_at", "text", "metadata", "v", "stamp", "generation"), 1
-)
 ON_SESSION = {"generation": 1, "stamp": 1, "last.waits": 1}
 ON_DEAD = dict.fromkeys(("_id", "session_id", "stamp", "generation"), 1)
+ON_TEXTS = {**ON_DEAD, **dict.fromkeys(("user_id", "position", "expires_at", "text", "metadata", "v"), 1)}
 ON_STORED = {**ON_TEXTS, "vector": 1}
 ON_BEGIN = {**ON_STORED, "digest": 1, "last": 1}
 
@@ -271,21 +269,15 @@ def cells_of(document: Mapping[str, Any]) -> IndexRow:
         ]  # fmt: skip
     except (KeyError, TypeError):
         facts = None
-    get = document.get
-    shown = get("text"), get("metadata"), get("digest")
-    return IndexRow(
-        int(document["stamp"]), facts, vector_of(document), *shown, get("v"), get("stems_version"), get("step")
-    )
+    others = map(document.get, ("text", "metadata", "digest", "v", "stems_version", "step"))
+    return IndexRow(int(document["stamp"]), facts, vector_of(document), *others)
 
 
 def stored_of(document: Mapping[str, Any]) -> DocumentRow:
     """Convert a document to the columns that showing it needs."""
     get = document.get
-    vector = vector_of(document)
-    place = (record_id_of(get("_id")), get("user_id"), get("session_id"))
-    return DocumentRow(
-        int(document["stamp"]), *place, get("expires_at"), get("text"), get("metadata"), vector, get("v")
-    )
+    place, shown = (get("user_id"), get("session_id"), get("expires_at")), (get("text"), get("metadata"))
+    return DocumentRow(int(document["stamp"]), record_id_of(get("_id")), *place, *shown, vector_of(document), get("v"))
 
 
 def vector_of(document: Mapping[str, Any]) -> bytes | None:
@@ -315,6 +307,6 @@ def search_pipeline(user_id: str, session_id: str | None, vector: Sequence[float
         "queryVector": list(vector),
         "numCandidates": min(k * CANDIDATES, MOST_CANDIDATES),
         "limit": min(k, MOST_CANDIDATES),
-        "filter": {"user_id": {"$eq": user_id}} | ({} if session_id is None else {"session_id": {"$eq": session_id}}),
+        "filter": scope_filter(user_id, session_id),
     }
     return [{"$vectorSearch": search}, {"$project": {**ON_STORED, SCORE: {"$meta": "vectorSearchScore"}}}]

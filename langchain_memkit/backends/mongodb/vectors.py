@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from uuid import uuid4
 
 from bson import Int64, MaxKey
@@ -20,30 +20,17 @@ from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import vector_documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact, scope_filter
-from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, DuplicateKey, Runner, batches
+from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, DuplicateKey, Runner, batches, rows_of
 from langchain_memkit.backends.mongodb.vector_documents import BY_ID, SessionWrite, records_filter, with_ids
 from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
+from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope
-from langchain_memkit.stores.vector_rows import (
-    DocumentRow,
-    IndexRow,
-    Mark,
-    NewRecord,
-    ReadUpTo,
-    RecordWrite,
-    SessionSnapshot,
-    SessionState,
-    StoredDocument,
-    UserChanges,
-    Vector,
-    VectorBackend,
-    WantedRecords,
-    WriteResult,
-    check_expected,
-    readable_documents,
-)
+from langchain_memkit.stores.vector_rows import IndexRow, NewRecord, SessionSnapshot, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
+
+Stamped: TypeAlias = Sequence[tuple[NewRecord, int]]
+"""Records to store, each with its stamp."""
 
 SAME = 8  # the most records read for one text, to find its vector
 SEVERAL = 5  # sessions to try, since one may be forgotten meanwhile
@@ -64,7 +51,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- reading
 
-    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
+    async def news(
+        self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None
+    ) -> vector_rows.UserChanges:
         """Read in one query what a cached index needs to know: `session` is left out if its last record has to be read.
 
         The user's version is the sum of the versions of all sessions, None if there are none.
@@ -84,19 +73,19 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             parts.append([{"$match": records_filter(user_id, stamp=stamps)}, {"$project": docs.ON_CELLS}])
         first, *others = parts
         pipeline = [*first, *({"$unionWith": {"coll": self.settings.names[1], "pipeline": part}} for part in others)]
-        mark: Mark | None = None
+        mark: vector_rows.Mark | None = None
         session, cells = None, []
-        rows: list[BsonDict] = await self.read(lambda c: commands.rows_of(c.aggregate(pipeline)))
+        rows: list[BsonDict] = await self.read(lambda c: rows_of(c.aggregate(pipeline)))
         for found in rows:
             if found["_id"] is None:
                 mark = (int(found["total"]),) if found["total"] else None
             elif not docs.is_session(found):
                 cells.append(docs.cells_of(found))
             elif (found.get("last") or {}).get("waits") is False:
-                session = SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
-        return UserChanges(session, mark, cells)
+                session = vector_rows.SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
+        return vector_rows.UserChanges(session, mark, cells)
 
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
+    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
         """Return the change of the user's version that these records explain: the sum of the distinct steps."""
         # All records of one write share its step, hence the set.
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
@@ -109,8 +98,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [docs.cells_of(d) for d in await self._alive(user_id, query, docs.ON_CELLS)]
 
-    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
-        found: list[DocumentRow] = []
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[vector_rows.DocumentRow]:
+        found: list[vector_rows.DocumentRow] = []
         for batch in batches(ids):
             query = {**scope_filter(user_id), **with_ids(user_id, batch)}
             documents = await self._found(query, docs.ON_STORED if vectors else docs.ON_TEXTS, hint=BY_ID)
@@ -140,12 +129,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         rows = await self.aggregate([{"$match": match}, {"$group": group}, {"$sort": {"last": -1, "_id": 1}}])
         known = await self.find(docs.not_records(user_id), ["session_id", "generation"])
         generations = {d["session_id"]: d.get("generation") for d in known}
-        return [
-            SessionInfo(row["_id"]["session"], len(row["rounds"]), row["first"], row["last"])
-            for row in rows
-            # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
-            if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))
-        ]
+        # Documents outside of any session have an empty generation; a forgotten session's differs from the current.
+        live = [row for row in rows if row["_id"].get("generation") in ("", generations.get(row["_id"]["session"]))]
+        return [SessionInfo(row["_id"]["session"], len(row["rounds"]), row["first"], row["last"]) for row in live]
 
     async def probe(self, new: bytes | None = None) -> bytes | None:
         if new is not None:
@@ -189,28 +175,24 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             msg = f"{self.clients.hosts} has no search indexes: {found}. Leave out search_index=True."
             raise ConfigurationError(msg) from cause
 
-    async def nearest(
-        self, user_id: str, session_id: str | None, vector: Sequence[float], k: int
-    ) -> list[tuple[StoredDocument, float]]:
+    async def nearest(self, user_id: str, session_id: str | None, vector: Sequence[float], k: int) -> Hits:
         """Return the records with the nearest vectors and their cosines, nearest first, as the server finds them."""
         rows = await self._search(docs.search_pipeline(user_id, session_id, vector, k))
         # The server's score is (1 + cosine) / 2.
         cosines = {docs.record_id_of(row["_id"]): 2 * float(row[docs.SCORE]) - 1 for row in rows}
-        shown = readable_documents([docs.stored_of(row) for row in rows], self._now())
+        shown = vector_rows.readable_documents([docs.stored_of(row) for row in rows], self._now())
         # The user is checked again here: the server's filter alone is never trusted.
         return [(s, cosines[s.document.id]) for s in shown if s.document.id and s.user_id == user_id]
 
     async def _search(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run a search pipeline with read concern local: the server refuses searches with majority."""
-        local, timeout = ReadConcern("local"), self.settings.timeout
+        local, limit = ReadConcern("local"), self.settings.timeout
         with self.reading():
-            return await self.command(
-                lambda c: commands.rows_of(c.with_options(read_concern=local).aggregate(pipeline)), timeout
-            )
+            return await self.command(lambda c: rows_of(c.with_options(read_concern=local).aggregate(pipeline)), limit)
 
     # -- writing
 
-    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: vector_rows.WantedRecords) -> SessionSnapshot:
         digests, ids, messages = wanted
         most = 1 + len(ids) + SAME * len(digests)
         query = docs.begin_filter(user_id, session_id, digests, ids)
@@ -230,9 +212,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             known = messages is not None and isinstance(told, Mapping) and told.get("waits") is False
             if not known or told["digest"] in digests or not set(messages or ()).isdisjoint(told["messages"]):
                 here = {"generation": {"$eq": session.get("generation")}, "expires_at": {"$not": {"$lte": self._now()}}}
-                query = records_filter(
-                    user_id, session_id, position={"$lt": math.inf}, **here
-                )  # a number: it may be damaged
+                here["position"] = {"$lt": math.inf}  # a number: it may be damaged
+                query = records_filter(user_id, session_id, **here)
                 last = await self._found(query, docs.ON_TEXTS, sort=[("position", -1)], limit=1)
                 position = int(last[0]["position"]) if last else 0
             else:
@@ -240,10 +221,8 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         vectors = {d["digest"]: docs.vector_of(d) or b"" for d in found if d.get("digest") in digests}
         place, names = [user_id, session_id, generation], set(ids)
         records = [d for d in found if not docs.is_session(d) and d["_id"] in names and isinstance(d.get("stamp"), int)]
-        mine = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == place]
-        return SessionSnapshot(
-            generation, [*map(docs.stored_of, last)], vectors, [*map(docs.stored_of, mine)], position
-        )
+        own = [d for d in records if [d.get(n) for n in ("user_id", "session_id", "generation")] == place]
+        return SessionSnapshot(generation, [*map(docs.stored_of, last)], vectors, [*map(docs.stored_of, own)], position)
 
     async def _draw(self, user_id: str, session_id: str) -> str:
         """Begin a session, or return the generation that another process gave it in the same moment."""
@@ -258,7 +237,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 )
                 return str(document["generation"])
 
-    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
+    async def write(self, user_id: str, given: vector_rows.RecordWrite) -> WriteResult | None:
         """Store records and delete others; None if the session was forgotten since, and nothing stays stored.
 
         With a `state` and nothing to replace, the records are only added, and only to an unchanged session.
@@ -315,11 +294,11 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         if not await self._is_alive(session.bump_version()):
             await self._withdraw(session, rows)
             return None
-        what = f"session {session.session_id!r:.80} was changed by somebody else meanwhile"
-        msg = f"{what}. Others may be stored: begin again."
+        problem = "was changed by somebody else meanwhile. Others may be stored: begin again."
+        msg = f"session {session.session_id!r:.80} {problem}"
         raise HistoryConflictError(msg)
 
-    async def _upsert(self, session: SessionWrite, batch: Sequence[tuple[NewRecord, int]], *, begun: bool) -> bool:
+    async def _upsert(self, session: SessionWrite, batch: Stamped, *, begun: bool) -> bool:
         """Upsert records and bump the session's version; return whether the session still exists."""
         # One ordered bulk write with the session last: its generation has to be checked after the records were written,
         # else a concurrent `forget` could delete the session in between and leave them behind.
@@ -347,9 +326,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 dead = records_filter(session.user_id, session.session_id, generation=other, **ids)
                 await self.delete_many(dead, begun=True)
 
-    async def _exchange(
-        self, session: SessionWrite, stamped: Sequence[tuple[NewRecord, int]], expected: Mapping[str, str]
-    ) -> bool:
+    async def _exchange(self, session: SessionWrite, stamped: Stamped, expected: Mapping[str, str]) -> bool:
         """Replace the records that must be unchanged, before anything else is stored; False if the session is gone."""
         # A single record is compared and replaced by one atomic update. Of several, some could be replaced before one
         # turns out to be changed: compare them all first, which leaves only a short window.
@@ -366,7 +343,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 return True
         if not await self._is_alive(session.announce()):
             return False
-        check_expected(expected, stored)
+        vector_rows.check_expected(expected, stored)
         state = "Nothing was stored" if len(expected) == 1 else "Others of this call may be stored"
         msg = f"record {min(expected)!r:.80} was changed or deleted by somebody else meanwhile. {state}: begin again."
         raise HistoryConflictError(msg)
@@ -617,7 +594,7 @@ class MongoDBVectorStore(RecordVectorStore):
             dims = await self._embedder.known()
             await self._step(lambda: self._records.build_search(dims))
 
-    async def _nearest(self, vector: Vector, k: int, scope: SearchScope) -> Hits:
+    async def _nearest(self, vector: vector_rows.Vector, k: int, scope: SearchScope) -> Hits:
         """Search on the server if its index is ready and the scope has only filters that the index covers."""
         if scope.tests or not await self._step(self._records.has_search):
             return await super()._nearest(vector, k, scope)

@@ -196,18 +196,10 @@ class Database(ForkAware):
         if file is None:
             make_file(self.path, self.file_mode)
             file = self.identity()
-        connection: sqlite3.Connection | None = None
-        with suppress(IndexError):  # none is idle
-            while connection is None:
-                known, connection = self._idle.pop()
-                if known != file:  # its file was deleted or replaced, and has no name any more
-                    connection.close()
-                    connection = None
-        before: tuple[int, int, int, int] | None = None
+        connection, before = self._take_idle(file), None
         if connection is None:
             address = ":memory:" if self.in_memory else file_uri(self.path)
-            if address.endswith(IMMUTABLE):
-                before = _state_of(self.path)
+            before = _state_of(self.path) if address.endswith(IMMUTABLE) else None
             connection = self._open(address)
         try:
             yield connection
@@ -224,6 +216,15 @@ class Database(ForkAware):
                 self._idle.append((file, connection))
             else:
                 connection.close()
+
+    def _take_idle(self, file: tuple[int, int] | None) -> sqlite3.Connection | None:
+        with suppress(IndexError):  # none is idle
+            while True:
+                known, connection = self._idle.pop()
+                if known == file:
+                    return connection
+                connection.close()  # its file was deleted or replaced, and has no name any more
+        return None
 
     def identity(self) -> tuple[int, int] | None:
         """Return device and inode of the file; None if there is no file."""
@@ -436,9 +437,7 @@ class Transactions(StoreBackend):
 
     async def _change(self, statement: str, *, deleting: bool = False, **parameters: object) -> int:
         """Run one statement that writes, and return the number of rows that it changed."""
-        return await self._write(
-            lambda connection: connection.execute(statement, parameters).rowcount, deleting=deleting
-        )
+        return await self._write(lambda c: c.execute(statement, parameters).rowcount, deleting=deleting)
 
     async def _write(self, work: Callable[[sqlite3.Connection], T], *, deleting: bool = False, **context: Any) -> T:
         """Run a function in one transaction; `context` has the attributes of an error, if one is raised."""

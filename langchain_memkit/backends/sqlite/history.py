@@ -11,39 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
-from langchain_memkit.base import (
-    Now,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    TokenCounterLike,
-    Turn,
-    check_seconds,
-    utc_now,
-)
+from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, check_seconds, utc_now
+from langchain_memkit.base.turns import SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
-from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore, check_options
-from langchain_memkit.stores.history_rows import (
-    EMPTY,
-    MARKER_TTL,
-    MOST,
-    Batch,
-    Page,
-    PageLimit,
-    ReadVersion,
-    SessionScope,
-    TurnRow,
-    plan_append,
-    read_turn,
-    tombstone,
-    until_limit,
-)
+from langchain_memkit.stores import history_rows
+from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
+from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
 
 T = TypeVar("T")
 
@@ -118,21 +97,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
         """Seconds after which a turn expires; None if it stays."""
         return self._ttl
 
-    async def page_back(
-        self, scope: SessionScope, older: tuple[int, int] | None, limit: int, enough: PageLimit, floor: int = 0
-    ) -> Page:
+    async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns before `older` = (seq, base), newest first, down to position `floor`."""
         with self._reading() as connection:
             before, base = older or (MOST + 1, 0)
             # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
             # finished.
             base = max(base, floor - 1)
-            found = connection.execute(
-                f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
-                " ORDER BY seq DESC LIMIT :limit",
-                self._parameters(scope, before=before, base=base, limit=limit),
-            )
-            rows = check_owner(found, scope)
+            query = f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+            given = self._parameters(scope, before=before, base=base, limit=limit)
+            rows = check_owner(connection.execute(f"{query} ORDER BY seq DESC LIMIT :limit", given), scope)
             # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
             head = next((SessionHead(row["seq"], row["epoch"], row["base"]) for row in rows if row["sound"]), EMPTY)
             if older is None:
@@ -142,7 +116,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             epoch = head.epoch or self._purged(connection, scope.user_id)
             shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
-            turns, stopped = until_limit((self._turn(row, enough.messages) for row in shown), enough)
+            turns, stopped = history_rows.until_limit((self._turn(row, enough.messages) for row in shown), enough)
             last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
             # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
             seqs = [before, *(row["seq"] for row in rows if row["seq"] > base)]
@@ -156,12 +130,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
         with self._reading() as connection:
             begin = max(after or 0, (self._head(connection, scope) or EMPTY).base)
-            found = connection.execute(
-                f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST}"
-                " ORDER BY seq LIMIT :limit",
-                self._parameters(scope, after=begin, limit=limit),
-            )
-            rows = check_owner(found, scope)
+            query = f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST}"
+            given = self._parameters(scope, after=begin, limit=limit)
+            rows = check_owner(connection.execute(f"{query} ORDER BY seq LIMIT :limit", given), scope)
             turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
@@ -173,12 +144,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
         """Return those of the ids that belong to live messages of the session."""
         query = (
-            "SELECT DISTINCT m.message_id FROM message_ids m JOIN turns t USING (user_id, session_id, seq)"
-            " WHERE m.user_id = :user AND m.session_id = :session"
-            " AND m.message_id IN (SELECT value FROM json_each(:ids))"
-            " AND (t.expires_at IS NULL OR t.expires_at > :now) AND NOT t.is_deleted"
+            "SELECT DISTINCT message_id FROM message_ids JOIN turns USING (user_id, session_id, seq)"
+            f" WHERE {HERE} AND message_id IN (SELECT value FROM json_each(:ids)) AND {LIVE} AND NOT is_deleted"
         )
-        found = await self._select(query, **self._parameters(scope, ids=json.dumps(list(ids))))
+        found = await self._select(query, user=scope.user_id, session=scope.session_id, ids=json.dumps(list(ids)))
         return {row[0] for row in found} & set(ids)
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
@@ -202,21 +171,14 @@ class SQLiteTurnStore(Transactions, TurnStore):
         def write(connection: sqlite3.Connection) -> int:
             self._expire(connection, scope)
             head = self._head(connection, scope)
-            rows = connection.execute(
-                f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))",
-                self._parameters(scope, ops=json.dumps([row.op for row in batch.rows])),
-            )
+            query = f"SELECT * FROM turns WHERE {HERE} AND op IN (SELECT value FROM json_each(:ops))"
+            given = self._parameters(scope, ops=json.dumps([row.op for row in batch.rows]))
+            stored = {row["op"]: self._turn(row) for row in check_owner(connection.execute(query, given), scope)}
+            last = self._last(connection, scope, head)  # damaged rows count: their positions are still taken
+            now, purged = self._now(), self._purged(connection, scope.user_id)
             # `BEGIN IMMEDIATE` holds the write lock, so no clear can come between this decision and the inserts.
-            inserts, seq = plan_append(
-                scope,
-                batch,
-                {row["op"]: self._turn(row) for row in check_owner(rows, scope)},
-                head,
-                purged=self._purged(connection, scope.user_id),
-                now=self._now(),
-                origin=origin,
-                expected_seq=expected_seq,
-                last=self._last(connection, scope, head),  # damaged rows count: their positions are still taken
+            inserts, seq = history_rows.plan_append(
+                scope, batch, stored, head, purged=purged, now=now, origin=origin, expected_seq=expected_seq, last=last
             )
             for place, row in inserts:
                 self._insert(connection, scope, place, "turn", row)
@@ -257,10 +219,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return {"user": scope.user_id, "session": scope.session_id, "now": self._now().timestamp(), **more}
 
     def _head(self, connection: sqlite3.Connection, scope: SessionScope) -> SessionHead | None:
-        row = connection.execute(
-            f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1",
-            self._parameters(scope),
-        ).fetchone()
+        query = f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1"
+        row = connection.execute(query, self._parameters(scope)).fetchone()
         return SessionHead(*row) if row else None
 
     def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
@@ -270,9 +230,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     def _last(self, connection: sqlite3.Connection, scope: SessionScope, head: SessionHead | None) -> int:
         """Return the last position ever taken in this session, including turns whose row is damaged."""
-        (known,) = connection.execute(
-            f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}", self._parameters(scope)
-        ).fetchone()
+        query = f"SELECT MAX(seq) FROM message_ids WHERE {HERE} AND seq <= {MOST}"
+        (known,) = connection.execute(query, self._parameters(scope)).fetchone()
         return max((head or EMPTY).seq, known or 0)
 
     def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
@@ -280,11 +239,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
         known, messages = data.get("checksum"), data["messages"]  # rows of memkit 0.1.0 have no checksum
         is_damaged = known is not None and not (isinstance(messages, (str, bytes)) and known == checksum_of(messages))
         data["messages"] = None if is_damaged else parse_json(messages)
-        data["tokens"] = parse_json(row["tokens"])
-        data["createdAt"] = iso_date_of(row["created_at"])
-        data["isDeleted"] = row["is_deleted"] == 1
-        data["expiresAt"] = date_of(row["expires_at"])
-        turn = read_turn(data, self._counter, newest)
+        data |= {"tokens": parse_json(row["tokens"]), "isDeleted": row["is_deleted"] == 1}
+        data |= {"createdAt": iso_date_of(row["created_at"]), "expiresAt": date_of(row["expires_at"])}
+        turn = history_rows.read_turn(data, self._counter, newest)
         if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
         return turn
@@ -295,7 +252,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         now = row.created_at or self._now()
         expires = None if row.expires_at is None else row.expires_at.timestamp()
         if kind != "turn":
-            expires = (now + MARKER_TTL).timestamp()
+            expires = (now + history_rows.MARKER_TTL).timestamp()
         elif self._ttl is not None:
             expires = now.timestamp() + self._ttl
         messages = json.dumps(row.messages, ensure_ascii=False)
@@ -321,9 +278,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # the plus signs keep SQLite from walking the whole session: few rows expire, and they have an index
         here = "+user_id = :user AND +session_id = :session"
         connection.execute(f"DELETE FROM turns WHERE expires_at <= :now AND {here}", parameters)
-        connection.execute(
-            "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100)", parameters
-        )
+        some = "SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100"
+        connection.execute(f"DELETE FROM turns WHERE rowid IN ({some})", parameters)
 
     def _void(self, connection: sqlite3.Connection, scope: SessionScope, kind: Kind) -> int:
         """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
@@ -332,7 +288,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # The tombstone carries a new epoch, and its own position as base: readers stop at it, and a turn that began
         # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
         # (see `may_append`).
-        self._insert(connection, scope, tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        self._insert(connection, scope, history_rows.tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
         others = f"FROM turns WHERE {HERE} AND seq <> :seq"
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()
@@ -340,16 +296,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return int(turns)
 
 
-class SQLiteOptions(TypedDict, total=False):
+class SQLiteOptions(HistoryOptions, total=False):
     """The keyword arguments of `SQLiteChatMessageHistory`, which documents them; `factory` takes the same."""
 
-    history_size: int | None
-    ttl: float | None
-    token_counter: TokenCounterLike
-    on_corrupt: Literal["report", "raise"]
-    timeout: float
     file_mode: int
-    now: Now
 
 
 class SQLiteChatMessageHistory(TurnHistory):

@@ -70,11 +70,9 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
             connection.create_function("memkit_checksum", 1, checksum_of, deterministic=True)
             (changed,) = connection.execute(CHANGED).fetchone()
             problems += [f"{changed} turns are damaged: their messages do not fit their checksums"] if changed else []
-        counts = {
-            table: connection.execute(f"SELECT COUNT(*) FROM {table} {rows}").fetchone()[0]
-            for table, rows in COUNTED.items()
-            if table in present and not problems
-        }
+        counted = {} if problems else {table: rows for table, rows in COUNTED.items() if table in present}
+        queries = {table: f"SELECT COUNT(*) FROM {table} {rows}" for table, rows in counted.items()}
+        counts = {table: connection.execute(query).fetchone()[0] for table, query in queries.items()}
     modes = {file: stat.S_IMODE(Path(file).stat().st_mode) for file in (name, f"{name}-wal") if Path(file).exists()}
     return FileFacts(counts, version, len(MIGRATIONS), problems, modes)
 

@@ -14,30 +14,17 @@ from uuid import uuid4
 from langchain_core.embeddings import Embeddings
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Transactions, shared_database
-from langchain_memkit.backends.sqlite.history import LIVE, date_of, parse_json
+from langchain_memkit.backends.sqlite.history import HERE, LIVE, date_of, parse_json
 from langchain_memkit.base import Now, SessionInfo, utc_now
 from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
-from langchain_memkit.stores.vector_rows import (
-    DocumentRow,
-    IndexRow,
-    Mark,
-    NewRecord,
-    ReadUpTo,
-    RecordWrite,
-    SessionSnapshot,
-    SessionState,
-    UserChanges,
-    VectorBackend,
-    WantedRecords,
-    WriteResult,
-    check_expected,
-)
+from langchain_memkit.stores import vector_rows
+from langchain_memkit.stores.vector_rows import IndexRow, SessionSnapshot, UserChanges, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, RecordVectorStore
 
 CELLS = "seq, facts, vector, text, metadata, digest, v, stems_version"  # the columns of `IndexRow`
-STORED = ", ".join(["seq", *DocumentRow._fields[1:]])
+STORED = ", ".join(["seq", *vector_rows.DocumentRow._fields[1:]])
 TEXTS = STORED.replace(", vector", ", NULL")  # without the vector, which takes time to read
 Row: TypeAlias = Sequence[Any]
 COLUMNS = (
@@ -48,7 +35,7 @@ INSERT = f"INSERT INTO vectors ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * l
 UPDATE = f"UPDATE vectors SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE id = ? AND user_id = ?"
 
 
-def values_of(row: NewRecord) -> list[object]:
+def values_of(row: vector_rows.NewRecord) -> list[object]:
     """Return the values of a row in the order of `COLUMNS`; its number is filled in when it is written."""
     entry = row.entry
     # text that is not valid Unicode (a lone surrogate) is stored as a blob of JSON
@@ -73,15 +60,13 @@ def cells_of(rows: Sequence[Row]) -> list[IndexRow]:
             raise ValueError
     except (TypeError, ValueError, RecursionError):
         facts = [parse_json(row[1]) for row in rows]
-    return [
-        IndexRow(row[0], fact, row[2], parse_json(row[3]) if isinstance(row[3], bytes) else row[3], *row[4:])
-        for row, fact in zip(rows, facts, strict=True)
-    ]
+    texts = [parse_json(row[3]) if isinstance(row[3], bytes) else row[3] for row in rows]
+    return [IndexRow(row[0], fact, row[2], text, *row[4:]) for row, fact, text in zip(rows, facts, texts, strict=True)]
 
 
-def stored_of(row: Row) -> DocumentRow:
+def stored_of(row: Row) -> vector_rows.DocumentRow:
     """Parse a row with the columns `STORED`."""
-    stored = DocumentRow(*row)
+    stored = vector_rows.DocumentRow(*row)
     text = parse_json(stored.text) if isinstance(stored.text, bytes) else stored.text
     return stored._replace(text=text, metadata=parse_json(stored.metadata))
 
@@ -89,21 +74,18 @@ def stored_of(row: Row) -> DocumentRow:
 STEP = 2**16
 # Stamps have random gaps, so two different sets of records hardly ever have the same sum: count and sum are a version.
 MARK = (
-    "SELECT coalesce(max(records), 0), coalesce(max(stamps), 0), (SELECT generation FROM vector_generations"
-    " WHERE user_id = :user AND session_id = :session) FROM vector_counts WHERE user_id = :user"
+    "SELECT coalesce(max(records), 0), coalesce(max(stamps), 0),"
+    f" (SELECT generation FROM vector_generations WHERE {HERE}) FROM vector_counts WHERE user_id = :user"
 )
-LAST_STAMP = (
-    f"SELECT seq FROM vectors WHERE user_id = :user AND session_id = :session AND {LIVE} ORDER BY position DESC LIMIT 1"
-)
+LAST_STAMP = f"SELECT seq FROM vectors WHERE {HERE} AND {LIVE} ORDER BY position DESC LIMIT 1"
 HIGHEST_STAMP = (  # that any row has or had, so that none is used twice
     "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
     " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
 )
 THESE = "IN (SELECT value FROM json_each(:these))"
 DELETE = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
-EXPIRE = (
-    "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100) RETURNING user_id, seq"
-)
+EXPIRED = "SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100"
+EXPIRE = f"DELETE FROM vectors WHERE seq IN ({EXPIRED}) RETURNING user_id, seq"
 PROBE = "probe 1"
 
 
@@ -112,13 +94,13 @@ class _VectorRows(Transactions, VectorBackend):
 
     # -- reading
 
-    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> UserChanges:
+    async def news(self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None) -> UserChanges:
         """Return the user's version (record count, sum of stamps), a session's generation, and records added since."""
         with self._reading() as connection:
             given = {"user": user_id, "session": session_id}
             count, total, generation = connection.execute(MARK, given).fetchone()
             # No state: the stamp of the session's last record serves as one.
-            session = None if generation is None else SessionState(generation)
+            session = None if generation is None else vector_rows.SessionState(generation)
             if since is None or since.mark == (count, total):
                 return UserChanges(session, (count, total))
             # The process's own writes are cached already. They cannot be skipped by a higher limit, since others may
@@ -127,7 +109,7 @@ class _VectorRows(Transactions, VectorBackend):
             more = {"user": user_id, "stamp": since.stamp, "these": json.dumps(since.own)}
             return UserChanges(session, (count, total), cells_of(connection.execute(added, more).fetchall()))
 
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> Mark:
+    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
         return len(cells) - len(replaced), sum(row.stamp for row in cells) - sum(replaced)
 
     async def stamps(self, user_id: str) -> list[int]:
@@ -139,7 +121,7 @@ class _VectorRows(Transactions, VectorBackend):
         statement = f"SELECT {CELLS} FROM vectors WHERE seq {THESE} AND +user_id = :user"
         return cells_of(await self._select(statement, user=user_id, these=json.dumps(stamps)))
 
-    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[DocumentRow]:
+    async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[vector_rows.DocumentRow]:
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
         rows = await self._select(statement, user=user_id, these=json.dumps(ids))
         return [stored_of(row) for row in rows]
@@ -167,21 +149,20 @@ class _VectorRows(Transactions, VectorBackend):
         rows = await self._select("SELECT value FROM vector_meta WHERE name = :name", name=PROBE)
         return bytes(rows[0][0]) if rows else None
 
-    async def begin(self, user_id: str, session_id: str, wanted: WantedRecords) -> SessionSnapshot:
+    async def begin(self, user_id: str, session_id: str, wanted: vector_rows.WantedRecords) -> SessionSnapshot:
         digests, ids, _ = wanted
         given = {"user": user_id, "session": session_id, "now": self._now().timestamp()}
 
         def rows_of(connection: sqlite3.Connection, statement: str, names: Sequence[str]) -> list[Row]:
             return connection.execute(statement, {**given, "these": json.dumps(names)}).fetchall() if names else []
 
-        def draw(connection: sqlite3.Connection) -> str:
+        def draw(connection: sqlite3.Connection) -> str | None:
             # Another process may begin the session at the same time: the first one's generation is used by both.
             statement = "INSERT OR IGNORE INTO vector_generations VALUES (?, ?, ?)"
             connection.execute(statement, (user_id, session_id, uuid4().hex))
-            return _generation(connection, user_id, session_id) or ""
+            return _generation(connection, user_id, session_id)
 
-        here = "user_id = :user AND session_id = :session"
-        ordered = f"{here} AND {LIVE} ORDER BY position DESC LIMIT 1"
+        ordered = f"{HERE} AND {LIVE} ORDER BY position DESC LIMIT 1"
         known = f"SELECT digest, vector FROM vectors WHERE user_id = :user AND digest {THESE}"
         named = f"SELECT {TEXTS} FROM vectors WHERE id {THESE} AND +user_id = :user AND +session_id = :session"
         with self._reading() as connection:
@@ -199,7 +180,7 @@ class _VectorRows(Transactions, VectorBackend):
 
     # -- writing
 
-    async def write(self, user_id: str, given: RecordWrite) -> WriteResult | None:
+    async def write(self, user_id: str, given: vector_rows.RecordWrite) -> WriteResult | None:
         rows, delete, place, expected, state = given
         ready = [values_of(row) for row in rows]
         sessions = {row.entry.id: row.entry.session for row in rows}
@@ -220,7 +201,7 @@ class _VectorRows(Transactions, VectorBackend):
                 f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user",
                 {"these": json.dumps([*sessions, *delete, *expected]), "user": user_id},
             ).fetchall()
-            check_expected(expected, {row[0]: row[3] for row in old if place and row[2] == place[0]})
+            vector_rows.check_expected(expected, {row[0]: row[3] for row in old if place and row[2] == place[0]})
             for name, _, session, _ in old:
                 if sessions.get(name, session) != session:
                     msg = f"id {name!r:.80} belongs to a document of another session. Nothing was stored."
@@ -258,7 +239,7 @@ class _VectorRows(Transactions, VectorBackend):
             await self._erase()
 
     async def forget(self, user_id: str, session_id: str | None) -> int:
-        here = "user_id = :user" if session_id is None else "user_id = :user AND session_id = :session"
+        here = "user_id = :user" if session_id is None else HERE
 
         def delete(connection: sqlite3.Connection) -> int:
             given = {"user": user_id, "session": session_id}

@@ -22,8 +22,8 @@ from langchain_memkit.memories.rebuildable import UNDATED, session_infos
 from langchain_memkit.memories.vector.rounds import lines_of_document
 from langchain_memkit.ranking.index import Index, IndexRecord, StoredSession, index_record_of
 from langchain_memkit.stores.backend import UNREADABLE
-from langchain_memkit.stores.vector_records import NOTHING, TextLookup
-from langchain_memkit.stores.vector_rows import Vector, problem_of, without_surrogates
+from langchain_memkit.stores.vector_records import TextLookup
+from langchain_memkit.stores.vector_rows import NOTHING, Vector, problem_of, without_surrogates
 
 T = TypeVar("T")
 P = ParamSpec("P")
