@@ -69,13 +69,31 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(word.removesuffix("s") for word in words if not ENGLISH["common"].fullmatch(word))
 
 
-def kinds_of(text: str) -> frozenset[str]:
+class Topic(NamedTuple):
+    """What a line is about: its kinds, and for "I prefer" the thing and the words of where it is preferred."""
+
+    kinds: frozenset[str]
+    thing: str = ""
+    places: frozenset[str] = frozenset()
+
+    def replaces(self, other: Topic) -> bool:
+        """Return whether a newer line takes the place of an older one.
+
+        Front seats at concerts do not replace aisle seats on flights, but window seats without a place do.
+        """
+        apart = self.thing != other.thing and self.places and other.places and self.places.isdisjoint(other.places)
+        return not (apart or self.kinds.isdisjoint(other.kinds))
+
+
+def topic_of(text: str) -> Topic:
     """Return what a line is about, for comparison: kinds of the table, the thing that is preferred, or its words."""
     kinds = {match.lastgroup or "" for match in ENGLISH["kinds"].finditer(text)}
     if kinds and not ENGLISH["condition"].search(text):
-        return frozenset(kinds)
-    thing = ENGLISH["thing"].match(text)
-    return frozenset({thing[1].split()[-1].casefold()}) if thing else words_of(text) or frozenset({text})
+        return Topic(frozenset(kinds))
+    if thing := ENGLISH["thing"].match(text):
+        name = thing[1].casefold()
+        return Topic(frozenset({name.split()[-1]}), name, words_of(thing[2] or ""))
+    return Topic(frozenset({" ".join(sorted(words_of(text))) or text}))
 
 
 class Preference(NamedTuple):
@@ -129,26 +147,26 @@ def lines_of_turn(session_id: str, segment: Segment) -> list[Preference]:
 
 def current(rows: Collection[Preference], now: datetime) -> list[Preference]:
     """Return the lines that hold, oldest first: the newest of each kind, without those that were taken back."""
-    kept: dict[frozenset[str], Preference] = {}
+    kept: dict[Preference, Topic] = {}
+    seen: set[str] = set()  # kinds: most lines are the first of theirs, and need no search
     for row in sorted(rows, key=lambda row: (row.at, row.message_id)):
         if row.expires_at and row.expires_at <= now:
             continue
         back = ENGLISH["back"].match(row.text) if row.message_id else None
         if back is None:
-            kinds = kinds_of(row.text)
-            kept.pop(kinds, None)
-            kept[kinds] = row
+            topic = topic_of(row.text)
+            gone = [old for old in kept if topic.replaces(kept[old])] if topic.kinds & seen else []
+            kept[row] = topic
+            seen |= topic.kinds
         elif back["named"]:
             words = words_of(row.text)
-            for kinds, other in list(kept.items()):
-                if 2 * len(words & words_of(other.text)) >= max(len(words), 1):
-                    del kept[kinds]
+            gone = [old for old in kept if 2 * len(words & words_of(old.text)) >= max(len(words), 1)]
         else:
             # not one that was added by hand
-            said = (kinds for kinds in reversed(kept) if kept[kinds].message_id)
-            last = next((kinds for kinds in said if kept[kinds].session_id == row.session_id), None)
-            kept.pop(last or frozenset(), None)
-    return list(kept.values())
+            gone = [old for old in kept if old.message_id and old.session_id == row.session_id][-1:]
+        for old in gone:
+            del kept[old]
+    return list(kept)
 
 
 def record_of(row: Preference) -> Record:
@@ -208,8 +226,9 @@ class PreferenceMemory(rebuildable.DerivedMemory):
     "Always answer in metric units", "I prefer window seats", "From now on call me Al": sentences like these are found
     by patterns in what the user says, in English, and by nothing else: not in tools, documents, answers, quotations or
     questions. Each is shown in every turn, word for word, with its source, as the user's wish and no command to break
-    rules. Of two of one kind the newest counts ("call me Bert"); "forget that", "I no longer prefer window seats" and
-    "you can use emojis again" take one back. What the patterns do not find can be added with `add`.
+    rules. Of two that share a kind the newest counts ("call me Bert"), even if the older one says more; "forget that",
+    "I no longer prefer window seats" and "you can use emojis again" take one back. What the patterns do not find can be
+    added with `add`.
 
     Args:
         session_id: The conversation from which lines come.
@@ -430,8 +449,9 @@ class PreferenceMemory(rebuildable.DerivedMemory):
     async def _add(self, text: str) -> None:
         rebuildable.check_writable(self._core)
         row = Preference(base.check_text(text, "text", MOST), self._session, "", self._core.now())
-        _, alive = await self._prefetch()
-        await self._write(self._user, {}, [row], [], min(alive, default=""))
+        known, alive = await self._prefetch()
+        known.pop(row_key(self._user, row), None)  # said again, it is the newest
+        await self._write(self._user, known, [row], [], min(alive, default=""))
 
     async def _delete(self, doomed: Callable[[Preference], bool]) -> int:
         rebuildable.check_writable(self._core)
