@@ -20,12 +20,12 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit import base
 from langchain_memkit._sync import adrive, cpu_bound, drive, internal_call, model_call
 from langchain_memkit.memories import rebuildable
-from langchain_memkit.memories.rebuildable import UNDATED, Segment
+from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean, read_row, write_row
 from langchain_memkit.messages.notes import PREFERENCES, STATED, Record, note_message
 from langchain_memkit.messages.text import answer_text, is_user_message, quote_lines, sentence_spans
 from langchain_memkit.messages.tokens import count_tokens, resolve_counter
 from langchain_memkit.stores import in_memory
-from langchain_memkit.stores.in_memory import DictStore, StoredDict, delete_keys, list_keys
+from langchain_memkit.stores.in_memory import DictStore, delete_keys, list_keys
 
 __all__ = ["Preference", "PreferenceMemory", "PreferenceMemoryFactory"]
 
@@ -121,11 +121,6 @@ class Preference(NamedTuple):
 Rows = dict[str, Preference]  # by store key
 
 
-def clean(text: str) -> str:
-    """Replace lone surrogates and NUL characters, which some stores refuse."""
-    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
-
-
 def lines_of_turn(session_id: str, segment: Segment) -> list[Preference]:
     """Return the lines in what the user says in these messages, those that take others back among them, in order."""
     found: list[Preference] = []
@@ -185,23 +180,6 @@ def row_key(user_id: str, row: Preference) -> str:
     """Return the store key of a line: the same for the same sentence of a message, so that it is stored once."""
     digest = hashlib.sha256(f"{row.epoch}\n{row.message_id}\n{row.text}".encode()).hexdigest()
     return key_of(user_id, "line", row.session_id, digest[:32])
-
-
-def write_row(row: Preference) -> StoredDict:
-    """Return a line as plain JSON data for a store."""
-    ends = row.expires_at and row.expires_at.isoformat()
-    return {"v": 1, **row._asdict(), "at": row.at.isoformat(), "expires_at": ends}
-
-
-def read_row(value: StoredDict | None) -> Preference | None:
-    """Return the line in a stored value; None if there is none, or it is damaged or of a newer version."""
-    try:
-        data: Any = {**(value or {})}
-        ends = data["expires_at"] and datetime.fromisoformat(data["expires_at"])
-        dated = {**data, "at": datetime.fromisoformat(data["at"]), "expires_at": ends}
-        return Preference(**dated) if dated.pop("v") == 1 else None
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 CONFIRM = """\
@@ -360,7 +338,7 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         listed = await list_keys(self._core.store, key_of(user_id))
         keys = [key for key in listed if key.startswith(key_of(user_id, "line"))]
         values = await in_memory.read_values(self._core.store, keys) if keys else []
-        rows = {key: row for key, value in zip(keys, values, strict=True) if (row := read_row(value))}
+        rows = {key: row for key, value in zip(keys, values, strict=True) if (row := read_row(Preference, value))}
         return rows, frozenset(key for key in listed if key.startswith(key_of(user_id, "session", session_id)))
 
     async def _holding(self, rows: Rows, epoch: int = 0) -> list[Preference]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -15,6 +15,9 @@ from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_functio
 from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, Turn, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import bound_maker
+from langchain_memkit.stores.in_memory import StoredDict
+
+R = TypeVar("R", bound=NamedTuple)
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """Date of messages whose date is unknown."""
@@ -42,6 +45,55 @@ class Segment(NamedTuple):
         rows of other packages that our history reads.
         """
         return self.native or self.at is None
+
+
+VERSION = 1  # of the rows of entity and preference memory
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates and NUL characters, which some stores refuse."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def write_row(row: NamedTuple) -> StoredDict:
+    """Return a row as plain JSON data for a store."""
+    data: StoredDict = {"v": VERSION, **row._asdict()}
+    for name, value in data.items():
+        if isinstance(value, (datetime, tuple)):
+            data[name] = value.isoformat() if isinstance(value, datetime) else list(value)
+    return data
+
+
+def read_row(cls: type[R], data: Any) -> R | None:
+    """Return the row in a stored value; None if there is none, or it is damaged or of a newer version."""
+    try:
+        row = cls._make(READERS.get(name, _text)(data[name]) for name in cls._fields)
+        return row if data["v"] == VERSION else None
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# how each field is read; those that are not here are texts
+READERS: dict[str, Callable[[Any], object]] = {
+    "at": _moment,
+    "expires_at": lambda text: _moment(text) if text else None,
+    "facts": lambda ids: tuple(map(_text, ids)),
+    "given": bool,
+    "start": int,
+    "end": int,
+    "epoch": int,
+}
 
 
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step[Any]:
