@@ -70,16 +70,15 @@ def llama_index_template(records: Sequence[Record]) -> str:
 
 def _spoken(record: Record) -> list[tuple[str, str]]:
     """Return speaker and words of each message in a record; its text holds a line `speaker: words` for each."""
-    at = 0
+    at, whole = 0, [(record.role or record.about, record.text)]
     lines: list[tuple[str, str]] = []
     for _, words in record.parts:
         begin = record.text.find(f": {words}", at)
         if begin < 0:
-            lines = []
-            break
+            return whole
         lines.append((record.text[at:begin].strip(), words))
         at = begin + len(": ") + len(words)
-    return lines or [(record.role or record.about, record.text)]
+    return lines or whole
 
 
 Place: TypeAlias = Literal["before_input", "system"]
@@ -211,21 +210,19 @@ def source_of(part: object, name: str) -> Source:
 
 async def load_all(sources: Sequence[Source], query: str, on_load_error: fanout.OnLoadError) -> list[list[BaseMessage]]:
     """Load all sources for a query, concurrently on an event loop; one that fails yields `[]` and is reported."""
-    loaded: list[list[BaseMessage]] = []
-    for source, result in zip(sources, await gather([_loading(source, query) for source in sources]), strict=True):
+    results = await gather([_loading(source, query) for source in sources])
+    for source, result in zip(sources, results, strict=True):
         if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
             raise result
-        loaded.append([] if isinstance(result, Exception) else result)
-        if not isinstance(result, Exception):
-            continue
-        failure, data = fanout.load_failure(source.memory, result)
-        config = ensure_config()
-        in_run = getattr(config.get("callbacks"), "parent_run_id", None) is not None  # outside core refuses events
-        if in_run and on_load_error != "raise":
-            await event(config, fanout.LOAD_ERROR, data)
-        if not await raise_or_call(on_load_error, failure, "on_load_error"):
-            logger.warning("left out: %s", failure)
-    return loaded
+        if isinstance(result, Exception):
+            failure, data = fanout.load_failure(source.memory, result)
+            config = ensure_config()
+            in_run = getattr(config.get("callbacks"), "parent_run_id", None) is not None  # outside core refuses events
+            if in_run and on_load_error != "raise":
+                await event(config, fanout.LOAD_ERROR, data)
+            if not await raise_or_call(on_load_error, failure, "on_load_error"):
+                logger.warning("left out: %s", failure)
+    return [[] if isinstance(result, Exception) else result for result in results]
 
 
 def _loading(source: Source, query: str) -> Step[list[BaseMessage]]:
@@ -433,16 +430,17 @@ class ComposedMemory(Memory):
         await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     async def _load(self, query: str) -> list[BaseMessage]:
-        composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
+        composer, given = self._composer, query if isinstance(query, Query) else Query(query)
         loaded = await Step(partial(self.primary.load, query), partial(self.primary.aload, query))
-        theirs = {message.id for message in past if message.id}  # the chain shows these, or has trimmed them on purpose
+        theirs = {
+            message.id for message in given.past if message.id
+        }  # the chain shows these, or has trimmed them on purpose
         dialogue, records = notes.split_notes(message for message in loaded if message.id not in theirs)
         # With a token budget older turns of the dialogue may still be left out, so only what is kept in any case counts
         # as seen.
-        sure = [*composer.kept(dialogue), *seen]
-        trial: bool = getattr(query, "trial", False)
-        remarks: list[str] | None = getattr(query, "remarks", None)
-        asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial, remarks=remarks)
+        sure = [*composer.kept(dialogue), *given.seen]
+        past = [*dialogue, *given.past]
+        asked = Query(str(query), past, given.epoch, sure, trial=given.trial, remarks=given.remarks)
         results = await load_all(self._sources, asked, self._on_load_error)
         found: list[Recalled] = [(records, None)]
         for source, messages in zip(self._sources, results, strict=True):

@@ -341,17 +341,15 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         rows = {key: row for key, value in zip(keys, values, strict=True) if (row := read_row(Preference, value))}
         return rows, frozenset(key for key in listed if key.startswith(key_of(user_id, "session", session_id)))
 
-    async def _holding(self, rows: Rows, epoch: int = 0) -> list[Preference]:
+    async def _holding(self, rows: Collection[Preference], epoch: int = 0) -> list[Preference]:
         """Return the lines that hold, without those of erased messages and of other epochs of this session."""
-        known = [
-            row for row in rows.values() if not epoch or row.epoch in (0, epoch) or row.session_id != self._session
-        ]
+        known = [row for row in rows if not epoch or row.epoch in (0, epoch) or row.session_id != self._session]
         asked = [(row.session_id, row.message_id) for row in known if row.given]
         gone = await rebuildable.erased_messages(self._histories, self._user, asked)
         return current([row for row in known if (row.session_id, row.message_id) not in gone], self._core.now())
 
     async def _preferences(self) -> list[Preference]:
-        return await self._holding((await self._read(self._user))[0])
+        return await self._holding((await self._read(self._user))[0].values())
 
     async def _prefetch(self) -> tuple[Rows, frozenset[str]]:
         return await self._read(self._user, self._session)
@@ -362,11 +360,10 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         expired = [key for key, row in rows.items() if row.expires_at and row.expires_at <= core.now()]
         if expired and not core.read_only and not getattr(query, "trial", False):
             await delete_keys(core.store, expired)
-        held = await self._holding(rows, getattr(query, "epoch", 0))
+        held = await self._holding(rows.values(), getattr(query, "epoch", 0))
         seen = {(self._session, message.id) for message in getattr(query, "seen", ()) if message.id}
-        return await cpu_bound(
-            lambda: self._note([row for row in held if row[1:3] not in seen], query), long=len(held) > 9
-        )
+        unseen = [row for row in held if (row.session_id, row.message_id) not in seen]
+        return await cpu_bound(lambda: self._note(unseen, query), long=len(unseen) > 9)
 
     def _note(self, rows: list[Preference], query: str) -> list[BaseMessage]:
         """Return one note with the lines that fit, oldest first: the nearest to the question, then the newest."""
@@ -479,8 +476,6 @@ class PreferenceMemoryFactory(rebuildable.DerivedMemoryFactory["PreferenceMemory
 
     Returned by `PreferenceMemory.factory`.
     """
-
-    _core: PreferenceCore
 
     async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
         rows, _ = await self._memory._read(user_id)

@@ -262,17 +262,14 @@ class EntityMemory(rebuildable.DerivedMemory):
         return await self._core.read(self._user)
 
     async def _prefetch(self) -> tuple[datetime, EntityRegistry]:
-        at = self._core.now()
-        return at, await self._read()
+        return self._core.now(), await self._read()
 
     async def _load(self, query: str) -> list[BaseMessage]:
-        cache = self._core
-        at: datetime
-        book: EntityRegistry
+        cache, session = self._core, self._session
         at, book = self._take_fetched() or await self._prefetch()
         # Remember the generations that this session has now. If none of them is alive when the turn is saved, the
         # session was cleared after the turn began, and the save must not bring its text back.
-        self._seen = await cache.held(lambda: frozenset(book.generations.get(self._session, ())))
+        self._seen = await cache.held(lambda: frozenset(book.generations.get(session, ())))
         expired = await cache.held(lambda: book.expired(cache.now()))
         if expired and not cache.read_only and not getattr(query, "trial", False):
             await self._remove(book, expired)
@@ -284,9 +281,7 @@ class EntityMemory(rebuildable.DerivedMemory):
             return []
         asked = limit_words(truncate_with_warning(str(query), QUESTION, ASKED), ASKED)
         (mentions,) = await self._extract([asked])
-        topics = await cache.held(
-            lambda: candidates(book, query, asked, mentions, self._session, cache.now()), long=True
-        )
+        topics = await cache.held(lambda: candidates(book, query, asked, mentions, session, cache.now()), long=True)
         chosen = await cpu_bound(lambda: choose(topics, *self._budget))
         gone = await self._gone([row for topic, rows in chosen for row in (*rows, *topic.behind)])
         if gone:  # the facts chosen in their place have to be looked up as well: look up all candidates at once
@@ -511,12 +506,11 @@ class EntityMemory(rebuildable.DerivedMemory):
             if not said:
                 logger.warning("no entity was described: the model's answer has no numbered lines")
                 return
-            pairs = []
-            for number, text in said.items():
-                root, _, rows = topics[number - 1]
-                description = DescriptionRow(root, text, cache.now(), tuple(map(fact_id, rows)))
-                pairs.append((book.keys.description(root), write_row(description)))
-            await cache.change(book, pairs)
+            described = [(*topics[number - 1], text) for number, text in said.items()]
+            new = [
+                DescriptionRow(root, text, cache.now(), tuple(map(fact_id, rows))) for root, _, rows, text in described
+            ]
+            await cache.change(book, [(book.keys.description(row.key), write_row(row)) for row in new])
         except Exception as error:  # noqa: BLE001  # whatever a model or a store raises must not cost the turn
             logger.warning("no entity was described, the next turn tries again: %s", type(error).__name__)
 

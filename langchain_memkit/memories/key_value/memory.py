@@ -291,8 +291,7 @@ class KeyValueMemory(base.Memory):
         if not index.titles:
             return []
         hits = await self._hits(index, str(query))
-        past: Sequence[BaseMessage] = getattr(query, "past", ())
-        seen: Sequence[BaseMessage] = getattr(query, "seen", ())
+        past, seen = (query.past, query.seen) if isinstance(query, base.Query) else ((), ())
         newest = past[-self._lookback :] if self._lookback else ()
 
         def note() -> list[BaseMessage]:
