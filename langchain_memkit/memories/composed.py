@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +14,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit import base
-from langchain_memkit._sync import (
-    Step,
-    adrive,
-    cpu_bound,
-    drive,
-    event,
-    gather,
-    in_daemon_thread,
-    raise_or_call,
-    time_limited,
-)
+from langchain_memkit._sync import Step, adrive, cpu_bound, drive, gather, in_daemon_thread, time_limited
 from langchain_memkit.base import Memory, Query
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 from langchain_memkit.memories import fanout
@@ -35,8 +24,6 @@ from langchain_memkit.messages.notes import Record
 from langchain_memkit.messages.text import escaped, one_line
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
 from langchain_memkit.messages.trimming import group_starts, leading_system_count, turn_starts, whole_tool_groups
-
-logger = logging.getLogger("langchain_memkit")
 
 INTRO = "Below are a set of relevant dialogues retrieved from potentially several memory sources:"
 OUTRO = "This is the end of the retrieved message dialogues."
@@ -212,16 +199,10 @@ async def load_all(sources: Sequence[Source], query: str, on_load_error: fanout.
     """Load all sources for a query, concurrently on an event loop; one that fails yields `[]` and is reported."""
     results = await gather([_loading(source, query) for source in sources])
     for source, result in zip(sources, results, strict=True):
-        if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
-            raise result
         if isinstance(result, Exception):
-            failure, data = fanout.load_failure(source.memory, result)
             config = ensure_config()
             in_run = getattr(config.get("callbacks"), "parent_run_id", None) is not None  # outside core refuses events
-            if in_run and on_load_error != "raise":
-                await event(config, fanout.LOAD_ERROR, data)
-            if not await raise_or_call(on_load_error, failure, "on_load_error"):
-                logger.warning("left out: %s", failure)
+            await fanout.report_load_error(source.memory, result, on_load_error, config if in_run else None)
     return [[] if isinstance(result, Exception) else result for result in results]
 
 
