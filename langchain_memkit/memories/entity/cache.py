@@ -20,14 +20,7 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
-from langchain_memkit.memories.entity.rows import (
-    DescriptionRow,
-    EntityKeys,
-    EntityRow,
-    FactRow,
-    ResolutionRule,
-    read_entity_row,
-)
+from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, EntityRow, FactRow, ResolutionRule, row_of
 from langchain_memkit.memories.rebuildable import write_row
 from langchain_memkit.stores import in_memory
 
@@ -114,7 +107,7 @@ class EntityCache:
         for i in range(0, len(missing), BATCH):
             batch = missing[i : i + BATCH]
             for key, value in zip(batch, await in_memory.read_values(self.store, batch), strict=True):
-                rows[key] = None if value is None else read_entity_row(parts[key][0], value)
+                rows[key] = None if value is None else row_of(parts[key][0], value)
                 if value is not None and rows[key] is None:
                     unreadable.add(key)
         for key in sorted(unreadable - stale.unreadable):  # warn once

@@ -26,7 +26,7 @@ from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, fact_id, id_in
 from langchain_memkit.memories.rebuildable import Segment, clean, write_row
-from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines, truncate_with_warning
+from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines
 from langchain_memkit.messages.tokens import resolve_counter
 from langchain_memkit.stores.in_memory import DictStore, list_keys, store_or_memory
 
@@ -279,7 +279,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         # is called, not when the answer is to be saved.
         if not query.strip() or not (book.facts or is_async(self._extractor)):
             return []
-        asked = limit_words(truncate_with_warning(str(query), QUESTION, ASKED), ASKED)
+        asked = limit_words(str(query), QUESTION, ASKED)
         (mentions,) = await self._extract([asked])
         topics = await cache.held(lambda: candidates(book, query, asked, mentions, session, cache.now()), long=True)
         chosen = await cpu_bound(lambda: choose(topics, *self._budget))

@@ -18,14 +18,7 @@ from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
 from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
 from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean
-from langchain_memkit.messages.text import (
-    MESSAGE,
-    is_user_message,
-    limit_words,
-    sentence_spans,
-    truncate_with_warning,
-    without_records,
-)
+from langchain_memkit.messages.text import MESSAGE, is_user_message, limit_words, sentence_spans, without_records
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -58,7 +51,7 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
-        text = limit_words(truncate_with_warning(str(message.text), MESSAGE, KIND), KIND)
+        text = limit_words(str(message.text), MESSAGE, KIND)
         if role == "ai":
             text = without_records(text)
         if not text.strip():

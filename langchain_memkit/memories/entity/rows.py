@@ -64,7 +64,7 @@ EntityRow: TypeAlias = FactRow | ResolutionRule | DescriptionRow
 ROWS: dict[str, type[EntityRow]] = {"description": DescriptionRow, "fact": FactRow, "rule": ResolutionRule}
 
 
-def read_entity_row(kind: str, data: StoredDict) -> EntityRow | None:
+def row_of(kind: str, data: StoredDict) -> EntityRow | None:
     """Return the row of a kind (`"fact"`, `"rule"`, `"description"`); None for damaged data or a newer version."""
     row = read_row(ROWS[kind], data)
     valid = row.kind in ("merge", "rename", "split") if isinstance(row, ResolutionRule) else row and row.key

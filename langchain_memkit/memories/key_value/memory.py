@@ -16,16 +16,7 @@ from langchain_core.messages import BaseMessage
 from langchain_memkit import base
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, cpu_bound, drive
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.key_value.store import (
-    Entries,
-    Entry,
-    EntryCache,
-    EntryIndex,
-    TitleMatch,
-    check_aliases,
-    entries_of,
-    read_entries,
-)
+from langchain_memkit.memories.key_value.store import Entries, Entry, EntryCache, EntryIndex, TitleMatch, read_entries
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
 from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
@@ -142,8 +133,7 @@ class KeyValueMemory(base.Memory):
         self._max_tokens = base.check_size(max_tokens, "max_tokens", 1)
         self._lookback = base.check_size(lookback, "lookback", 0)
         self._counter = resolve_counter(token_counter)
-        names = {title: check_aliases(title, listed) for title, listed in (aliases or {}).items()}
-        self._cache = EntryCache(store_or_memory(store), user_id, names, None if matcher else min_score)
+        self._cache = EntryCache(store_or_memory(store), user_id, aliases or {}, None if matcher else min_score)
         if entries is not None:
             self.add(entries)
 
@@ -206,11 +196,11 @@ class KeyValueMemory(base.Memory):
             ConfigurationError: An entry is malformed; nothing was added.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._cache.add(entries_of(entries)))
+        drive(self._cache.add(entries))
 
     async def aadd(self, entries: Entries) -> None:
         """Run `add` asynchronously."""
-        await adrive(self._cache.add(entries_of(entries)))
+        await adrive(self._cache.add(entries))
 
     def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""

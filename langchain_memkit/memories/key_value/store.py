@@ -216,7 +216,7 @@ class EntryCache:
         self._prefix = user_prefix(user_id or "") + "key_value/"
         self._version = self._prefix + "version"
         self._entries = self._prefix + "entry/"
-        self._names = aliases, min_score
+        self._names = {title: check_aliases(title, names) for title, names in aliases.items()}, min_score
         self._index: EntryIndex | None = None
         self._lock = ForkSafeLock()
 
@@ -251,10 +251,10 @@ class EntryCache:
 
         return await cpu_bound(build)
 
-    async def add(self, entries: Sequence[Entry]) -> None:
+    async def add(self, entries: Entries) -> None:
         """Store entries; existing ones with the same titles are replaced."""
-        if entries:
-            await self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
+        if rows := {self._entries + entry.key: entry.to_row() for entry in entries_of(entries)}:
+            await self._set(sorted(rows.items()))
 
     async def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
