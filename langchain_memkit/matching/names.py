@@ -89,6 +89,9 @@ ORDINARY = JUNK | _words(
 Relation: TypeAlias = Literal["same", "close", "near"]
 """`"same"`: the same letters; `"close"`: alike enough to be one thing, if it is no person; `"near"`: maybe the same."""
 
+Links: TypeAlias = dict[str, dict[str, Relation]]
+"""How similar name keys are to each other, by both keys; pairs that are not similar are left out."""
+
 
 @lru_cache(maxsize=8192)
 def display_form(text: str) -> str:

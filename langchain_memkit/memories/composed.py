@@ -413,9 +413,8 @@ class ComposedMemory(Memory):
     async def _load(self, query: str) -> list[BaseMessage]:
         composer, given = self._composer, query if isinstance(query, Query) else Query(query)
         loaded = await Step(partial(self.primary.load, query), partial(self.primary.aload, query))
-        theirs = {
-            message.id for message in given.past if message.id
-        }  # the chain shows these, or has trimmed them on purpose
+        # The chain shows these, or has trimmed them on purpose.
+        theirs = {message.id for message in given.past if message.id}
         dialogue, records = notes.split_notes(message for message in loaded if message.id not in theirs)
         # With a token budget older turns of the dialogue may still be left out, so only what is kept in any case counts
         # as seen.
@@ -435,9 +434,8 @@ class ComposedMemory(Memory):
         said, _ = notes.split_notes(messages)
         if not said:
             return
-        turn = base.SavedTurn(said)
-        if isinstance(messages, base.SavedTurn):
-            turn = base.SavedTurn(said, messages.turn_id, messages.epoch, messages.expires_at)
+        given = messages if isinstance(messages, base.SavedTurn) else base.SavedTurn(messages)
+        turn = base.SavedTurn(said, given.turn_id, given.epoch, given.expires_at)
         if not self.primary.read_only:
             await Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
         # The primary saves first: a secondary must never hold what the transcript does not. Then a turn that was erased

@@ -10,9 +10,9 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._histories import has_native, read_messages, stored_ids
+from langchain_memkit._histories import has_native, read_messages, stored_ids, turns_between
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, drive
-from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, Turn, check_id, safe_repr
+from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import bound_maker
 from langchain_memkit.stores.in_memory import StoredDict
@@ -112,11 +112,7 @@ async def read_transcript(
         history = await history_of(get_session_history, session_id, user_id)
     if not has_native(history, "iter_turns"):
         return [Segment(await read_messages(history), None)]
-
-    async def collect() -> list[Turn]:
-        return [turn async for turn in history.aiter_turns()]
-
-    turns = await Step(lambda: list[Turn](history.iter_turns()), collect)
+    turns = await turns_between(history, None)
     # rows of other packages have no position (`seq` is 0), and their message ids cannot be looked up
     return [Segment(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq)) for turn in turns]
 

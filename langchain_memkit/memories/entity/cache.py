@@ -96,9 +96,8 @@ class EntityCache:
         # List the generations again, after the facts. A generation is stored before its facts, so each fact listed
         # above either has its generation in this second listing or is dead; with one listing a live fact could look
         # dead.
-        parts = {
-            key: keys.parts(key) for key in [*listed, *await in_memory.list_keys(self.store, keys.of("session", ""))]
-        }
+        generations = await in_memory.list_keys(self.store, keys.of("session", ""))
+        parts = {key: keys.parts(key) for key in [*listed, *generations]}
         # A description is replaced under its key, and an unreadable row may be repaired under it: these are read again.
         known: dict[str, EntityRow] = await self.held(lambda: {**stale.facts, **stale.rules})
         rows = {key: known.get(key) for key in listed if parts[key][0] in ("description", "fact", "rule")}

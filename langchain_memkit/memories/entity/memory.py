@@ -16,6 +16,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit import base
 from langchain_memkit._progress import progress_bar
 from langchain_memkit._sync import adrive, call_user_function, cpu_bound, drive, internal_call, is_async, model_call
+from langchain_memkit.base import EntityExtractor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import display_form, kind_of, name_key
 from langchain_memkit.memories import rebuildable
@@ -25,7 +26,7 @@ from langchain_memkit.memories.entity.mentions import NameSpan, facts_of, messag
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, fact_id, id_in
-from langchain_memkit.memories.rebuildable import Segment, clean, write_row
+from langchain_memkit.memories.rebuildable import Segment, clean, session_infos, write_row
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines
 from langchain_memkit.messages.tokens import resolve_counter
 from langchain_memkit.stores.in_memory import DictStore, list_keys, store_or_memory
@@ -109,7 +110,7 @@ class EntityMemory(rebuildable.DerivedMemory):
 
     def __init__(
         self,
-        extractor: base.EntityExtractor,
+        extractor: EntityExtractor,
         session_id: str,
         *,
         user_id: str | None = None,
@@ -134,9 +135,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         self._describer = None if describe is None else coerce_to_runnable(describe)
 
     @classmethod
-    def factory(
-        cls, extractor: base.EntityExtractor, store: DictStore | None = None, **options: Any
-    ) -> EntityMemoryFactory:
+    def factory(cls, extractor: EntityExtractor, store: DictStore | None = None, **options: Any) -> EntityMemoryFactory:
         """Make a factory: `entities(session_id, user_id)` returns memories that share one store and one cache.
 
         Args:
@@ -506,10 +505,8 @@ class EntityMemory(rebuildable.DerivedMemory):
             if not said:
                 logger.warning("no entity was described: the model's answer has no numbered lines")
                 return
-            described = [(*topics[number - 1], text) for number, text in said.items()]
-            new = [
-                DescriptionRow(root, text, cache.now(), tuple(map(fact_id, rows))) for root, _, rows, text in described
-            ]
+            found = [(*topics[number - 1], text) for number, text in said.items()]
+            new = [DescriptionRow(root, text, cache.now(), tuple(map(fact_id, rows))) for root, _, rows, text in found]
             await cache.change(book, [(book.keys.description(row.key), write_row(row)) for row in new])
         except Exception as error:  # noqa: BLE001  # whatever a model or a store raises must not cost the turn
             logger.warning("no entity was described, the next turn tries again: %s", type(error).__name__)
@@ -556,9 +553,7 @@ class EntityMemoryFactory(rebuildable.DerivedMemoryFactory["EntityMemory"]):
 
     async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
         book = await self._core.read(user_id)
-        return rebuildable.session_infos(
-            (row.session, row.at) for row in await self._core.held(lambda: list(book.facts.values()))
-        )
+        return session_infos((row.session, row.at) for row in await self._core.held(lambda: list(book.facts.values())))
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         # The generation rows go first: facts that a concurrent save writes after that are dead, and are deleted when

@@ -92,11 +92,8 @@ def candidates(
     topics = []
     for root in roots:
         # Facts of this session from another epoch belong to an erased conversation.
-        live = {
-            key: row
-            for key, row in book.rows(root, now).items()
-            if not epoch or row.epoch in (0, epoch) or row.session != session_id
-        }
+        rows = book.rows(root, now)
+        live = {k: row for k, row in rows.items() if not epoch or row.epoch in (0, epoch) or row.session != session_id}
         said = book.description(root, live)
         behind = [row for key, row in live.items() if said and id_in(key) in said.facts]
         name = display_name(book, root)[0]
