@@ -85,8 +85,7 @@ async def call_all(parts: Sequence[object], verb: str, *args: object) -> list[An
     # The transcript goes first: once it is cleared, turns that began before are refused by it (if it is one of our
     # histories), and so reach no other memory.
     results = [*await _call_each(parts[:1], verb, *args), *await _call_each(parts[1:], verb, *args)]
-    failed = _first_failure(parts, results, verb)
-    if failed:
+    if failed := _first_failure(parts, results, verb):
         raise failed[1]
     return results
 
@@ -126,8 +125,7 @@ async def save_all(memories: Sequence[Memory], turn: SavedTurn) -> None:
         MemoryWriteError: The first failure, after all were tried.
     """
     writing = [memory for memory in memories if not memory.read_only]
-    failed = _first_failure(writing, await _call_each(writing, "save", turn), "save")
-    if failed:
+    if failed := _first_failure(writing, await _call_each(writing, "save", turn), "save"):
         name, error = failed
         msg = f"the turn is stored, but {name} was not told of it: {describe_error(error)}"
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error

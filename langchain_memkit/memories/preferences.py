@@ -448,10 +448,8 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
     async def _wipe(self, user_id: str, session_id: str = "") -> int:
         """Delete a session, or all of a user: the generations first, so that a save meanwhile stores nothing."""
-        await delete_keys(self._core.store, await list_keys(self._core.store, key_of(user_id, "session", session_id)))
-        lines = await list_keys(self._core.store, key_of(user_id, "line", session_id))
-        await delete_keys(self._core.store, lines)
-        return len(lines)
+        prefixes = [key_of(user_id, kind, session_id) for kind in ("session", "line")]
+        return (await rebuildable.wipe(self._core.store, *prefixes))[1]
 
     async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
         rebuildable.check_writable(self._core)

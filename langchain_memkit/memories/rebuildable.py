@@ -15,7 +15,7 @@ from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_functio
 from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import bound_maker
-from langchain_memkit.stores.in_memory import StoredDict
+from langchain_memkit.stores.in_memory import DictStore, StoredDict, delete_keys, list_keys
 
 R = TypeVar("R", bound=NamedTuple)
 
@@ -94,6 +94,16 @@ READERS: dict[str, Callable[[Any], object]] = {
     "end": int,
     "epoch": int,
 }
+
+
+async def wipe(store: DictStore, *prefixes: str) -> list[int]:
+    """Delete all keys under each prefix, one prefix after the other, and return how many there were."""
+    found = []
+    for prefix in prefixes:
+        if keys := await list_keys(store, prefix):
+            await delete_keys(store, keys)
+        found.append(len(keys))
+    return found
 
 
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step[Any]:

@@ -29,7 +29,7 @@ from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, Fa
 from langchain_memkit.memories.rebuildable import Segment, clean, session_infos, write_row
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines
 from langchain_memkit.messages.tokens import resolve_counter
-from langchain_memkit.stores.in_memory import DictStore, list_keys, store_or_memory
+from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
 __all__ = ["EntityMemory", "EntityMemoryFactory"]
 
@@ -345,11 +345,8 @@ class EntityMemory(rebuildable.DerivedMemory):
         # was cleared can come back between the two deletes.
         cache, keys = self._core, EntityKeys(self._user)
         self._seen = frozenset()
-        generations = await list_keys(cache.store, keys.of("session", self._session, ""))
-        await cache.delete(generations)
-        facts = await list_keys(cache.store, keys.of("fact", self._session, ""))
-        await cache.delete(facts)
-        if generations or facts:
+        prefixes = [keys.of(kind, self._session, "") for kind in ("session", "fact")]
+        if any(await rebuildable.wipe(cache.store, *prefixes)):
             # An empty registry knows no versions: a version row is added, and none is deleted.
             await cache.change(EntityRegistry(keys, {}), [])
             await self._read()  # descriptions that rest on these facts go
@@ -559,8 +556,6 @@ class EntityMemoryFactory(rebuildable.DerivedMemoryFactory["EntityMemory"]):
         # The generation rows go first: facts that a concurrent save writes after that are dead, and are deleted when
         # they are noticed.
         cache, keys = self._core, EntityKeys(user_id)
-        await cache.delete(await list_keys(cache.store, keys.of("session", "")))
-        stored = await list_keys(cache.store, keys.prefix)
-        await cache.delete(stored)
+        _, facts, _ = await rebuildable.wipe(cache.store, keys.of("session", ""), keys.of("fact", ""), keys.prefix)
         cache.forget(user_id)
-        return {"facts": sum(keys.parts(key)[0] == "fact" for key in stored)}
+        return {"facts": facts}
