@@ -97,9 +97,9 @@ class FuzzyIndex:
         if len(words) != len(others):
             typos = distance(window.replace(" ", ""), name.replace(" ", "")) <= 1
         else:
-            typos = distance(window, name) <= max(1, len(name) // 6) and all(
-                distance(word, other) <= max(1, len(other) // 4) for word, other in zip(words, others, strict=True)
-            )
+            pairs = zip(words, others, strict=True)
+            few = distance(window, name) <= max(1, len(name) // 6)
+            typos = few and all(distance(word, other) <= max(1, len(other) // 4) for word, other in pairs)
         article, _, rest = name.partition(" ")
         if not typos or not rest or article not in ("a", "an", "the") or words[0] != article:
             return typos
