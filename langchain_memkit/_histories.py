@@ -144,8 +144,8 @@ def stored_ids(history: History, ids: Sequence[str]) -> Step[set[str]]:
     return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
 
 
-def turns_between(history: History, after_seq: int, before_seq: int | None = None) -> Step[list[Any]]:
-    """Return the turns between two positions in one of memkit's histories, oldest first."""
+def turns_between(history: History, after_seq: int | None, before_seq: int | None = None) -> Step[list[Any]]:
+    """Return the turns between two positions in one of memkit's histories, oldest first; None for no limit."""
 
     async def asynchronous() -> list[Any]:
         return [turn async for turn in history.aiter_turns(after_seq=after_seq, before_seq=before_seq)]

@@ -7,6 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
 from ahocorasick_rs import AhoCorasick
@@ -96,9 +97,9 @@ class FuzzyIndex:
         if len(words) != len(others):
             typos = distance(window.replace(" ", ""), name.replace(" ", "")) <= 1
         else:
-            typos = distance(window, name) <= max(1, len(name) // 6) and all(
-                distance(word, other) <= max(1, len(other) // 4) for word, other in zip(words, others, strict=True)
-            )
+            pairs = zip(words, others, strict=True)
+            few = distance(window, name) <= max(1, len(name) // 6)
+            typos = few and all(distance(word, other) <= max(1, len(other) // 4) for word, other in pairs)
         article, _, rest = name.partition(" ")
         if not typos or not rest or article not in ("a", "an", "the") or words[0] != article:
             return typos
@@ -150,7 +151,6 @@ def closest_names(text: str, names: Sequence[str], most: int) -> list[str]:
 
 SHORT = 4  # characters: shorter names are found only as they are written ("It", "US")
 MOST = 20_000  # matches per text that are examined; bounds the time where names contain names
-RANKS = {"exact": 0, "folded": 1, "fuzzy": 2}
 
 
 class NameMatch(NamedTuple):
@@ -267,9 +267,9 @@ def _lead(surface: str) -> int:
     return fold.__wrapped__(surface).span(0, 1)[0]
 
 
-def _order(group: list[NameMatch]) -> tuple[bool, float, int, int, int]:
+def _order(group: list[NameMatch]) -> tuple[bool, float, int, str, int]:
     found = group[0]
-    return found.kind == "fuzzy", -found.score, found.start - found.end, RANKS[found.kind], found.start
+    return found.kind == "fuzzy", -found.score, found.start - found.end, found.kind, found.start  # "exact" < "folded"
 
 
 def _pick(groups: Iterable[list[NameMatch]], size: int) -> list[list[NameMatch]]:
@@ -286,9 +286,6 @@ def _pick(groups: Iterable[list[NameMatch]], size: int) -> list[list[NameMatch]]
 
 def _is_larger(found: NameMatch, places: Sequence[Place]) -> bool:
     """Return whether a match contains all of these places that it overlaps with, and is twice as long as each."""
-    for start, end in places[bisect_right(places, found.start, key=lambda place: place[1]) :]:
-        if start >= found.end:
-            break
-        if start < found.start or end > found.end or 2 * (end - start) > found.end - found.start:
-            return False
-    return True
+    after = places[bisect_right(places, found.start, key=lambda place: place[1]) :]
+    inside = takewhile(lambda place: place[0] < found.end, after)
+    return all(found.start <= a and b <= found.end and 2 * (b - a) <= found.end - found.start for a, b in inside)

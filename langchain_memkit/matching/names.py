@@ -16,9 +16,7 @@ from rapidfuzz import fuzz
 from langchain_memkit.matching.normalize import fold_text
 
 PERSON = "PERSON"
-KINDS = ("PERSON", "ORG", "GPE", "LOC", "FAC", "NORP", "PRODUCT", "EVENT", "WORK_OF_ART")
-"""Entity types that are kept, by spaCy's labels; spaCy's other types, such as dates and numbers, are dropped."""
-
+# spaCy's labels of types that are not kept
 DROPPED = {"CARDINAL", "DATE", "LANGUAGE", "LAW", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"}
 OTHER_WORDS = {"PER": PERSON, "ORGANIZATION": "ORG", "ORGANISATION": "ORG", "LOCATION": "LOC", "FACILITY": "FAC"}
 TOGETHER = ({"GPE", "LOC", "FAC"}, {"ORG", "PRODUCT", "WORK_OF_ART", "EVENT"})
@@ -75,22 +73,24 @@ STOPS = _words(
 JUNK = DATES | NUMBERS | STOPS | LEADING
 
 ORDINARY = JUNK | _words(
-    "mark rose hope joy grace faith bill frank grant art dawn june april may will august summer autumn target apple"
-    " amazon alphabet meta oracle shell gap visa chase square stripe slack zoom ford dodge nice reading bath turkey"
-    " mobile buffalo drew gene cliff rich ray rusty sandy penny pearl ruby jade amber crystal iris ivy lily daisy"
-    " violet olive holly ginger sage wren swift young white black brown green gray grey short long little small rice"
-    " cook baker butcher hunter shepherd bishop pope king queen prince duke earl baron major page porter price post"
-    " power pound rush ward wood woods stone rock brook brooks lake rivers field fields hill hills forest banks bush"
-    " branch berry cherry wolf fox bear lamb bird crane finch hawk love sweet sunny star sky storm rain snow winter"
-    " frost heaven angel dean judge chance champ chip buck bud buddy dot trip wise worth norm peg pierce gale gage"
-    " destiny harmony melody charity patience prudence constance mercy felicity verity temperance honor trinity bliss"
-    " skip spike guy herb max miles van act case cash ace blaze blue hunt knight nature life dream mom mum dad mother"
-    " father sister brother grandma grandpa aunt uncle baby people man woman kid kids friend friends home house work"
-    " school cat dog music book movie food water fire world"
+    "mark rose hope joy grace faith bill frank grant art dawn target apple amazon alphabet meta oracle shell gap visa"
+    " chase square stripe slack zoom ford dodge nice reading bath turkey mobile buffalo drew gene cliff rich ray rusty"
+    " sandy penny pearl ruby jade amber crystal iris ivy lily daisy violet olive holly ginger sage wren swift young"
+    " white black brown green gray grey short long little small rice cook baker butcher hunter shepherd bishop pope"
+    " king queen prince duke earl baron major page porter price post power rush ward wood woods stone rock brook brooks"
+    " lake rivers field fields hill hills forest banks bush branch berry cherry wolf fox bear lamb bird crane finch"
+    " hawk love sweet sunny star sky storm rain snow frost heaven angel dean judge chance champ chip buck bud buddy dot"
+    " trip wise worth norm peg pierce gale gage destiny harmony melody charity patience prudence constance mercy"
+    " felicity verity temperance honor trinity bliss skip spike guy herb max van act case cash ace blaze blue hunt"
+    " knight nature life dream mom mum dad mother father sister brother grandma grandpa aunt uncle baby people man"
+    " woman kid kids friend friends home house work school cat dog music book movie food water fire world"
 )
 
 Relation: TypeAlias = Literal["same", "close", "near"]
 """`"same"`: the same letters; `"close"`: alike enough to be one thing, if it is no person; `"near"`: maybe the same."""
+
+Links: TypeAlias = dict[str, dict[str, Relation]]
+"""How similar name keys are to each other, by both keys; pairs that are not similar are left out."""
 
 
 @lru_cache(maxsize=8192)
@@ -197,11 +197,9 @@ def relation(a: str, b: str) -> Relation | None:
 
 def _one_doubled(short: str, long: str) -> bool:
     """Return whether the words are equal, or the longer one only has one letter twice that the shorter one has once."""
-    if len(long) - len(short) > 1:
-        return False
     if short == long:
         return True
-    if len(short) == len(long):
+    if len(long) - len(short) != 1:
         return False
     i = next((i for i, (x, y) in enumerate(zip(short, long, strict=False)) if x != y), len(short))
     return long[i] == long[i - 1] and long[i].isalpha() and short[i:] == long[i + 1 :]

@@ -53,9 +53,7 @@ def fold_text(text: str) -> str:
     """Return the text of `fold(text)`; faster, without the map."""
     if text.isascii():
         return " ".join(text.translate(ASCII).split())
-    bare = "".join(c for c in text if not _unseen(c))
-    plain = "".join(map(_plain, _normal(bare)))
-    return " ".join(filter(None, map(_based, plain.split())))
+    return " ".join(filter(None, map(_based, _cluster.__wrapped__(text).split())))
 
 
 @lru_cache(maxsize=2)  # several finders search the same text in turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -16,6 +16,9 @@ from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.base import CONTEXT, GetSessionHistory, Memory, Preprocessor, TurnContext, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import ForwardingFactory, bound_maker
+
+PreprocessorLike: TypeAlias = Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None
+"""A preprocessor, or a function in its place; None for none."""
 
 
 class ChatHistoryMemory(Memory):
@@ -39,13 +42,7 @@ class ChatHistoryMemory(Memory):
         ['How are you?', 'Fine!']
     """
 
-    def __init__(
-        self,
-        history: Any,
-        preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
-        *,
-        read_only: bool = False,
-    ) -> None:
+    def __init__(self, history: Any, preprocessor: PreprocessorLike = None, *, read_only: bool = False) -> None:
         if not (hasattr(history, "add_messages") and hasattr(history, "clear")):
             msg = f"history must be a LangChain chat history, not {type(history).__name__}"
             raise ConfigurationError(msg)
@@ -63,11 +60,7 @@ class ChatHistoryMemory(Memory):
 
     @classmethod
     def factory(
-        cls,
-        get_session_history: GetSessionHistory,
-        preprocessor: Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]] | None = None,
-        *,
-        read_only: bool = False,
+        cls, get_session_history: GetSessionHistory, preprocessor: PreprocessorLike = None, *, read_only: bool = False
     ) -> ChatHistoryMemoryFactory:
         """Make a factory of memories over what `get_session_history(session_id, user_id=None)` returns.
 

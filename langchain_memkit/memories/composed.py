@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -14,58 +13,17 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.runnables.config import ensure_config
 
-from langchain_memkit._sync import (
-    Step,
-    adrive,
-    cpu_bound,
-    drive,
-    event,
-    gather,
-    in_daemon_thread,
-    raise_or_call,
-    time_limited,
-)
-from langchain_memkit.base import (
-    Memory,
-    MemoryFactory,
-    Query,
-    SavedTurn,
-    TokenCounter,
-    TokenCounterLike,
-    check_arguments,
-    check_id,
-    check_one_of,
-    check_seconds,
-    check_size,
-)
+from langchain_memkit import base
+from langchain_memkit._sync import Step, adrive, cpu_bound, drive, gather, in_daemon_thread, time_limited
+from langchain_memkit.base import Memory, Query
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
-from langchain_memkit.memories.fanout import (
-    LOAD_ERROR,
-    ForwardingFactory,
-    OnLoadError,
-    bound_maker,
-    call_all,
-    load_failure,
-    name_of,
-    save_all,
-    undo_if_deleted,
-)
+from langchain_memkit.memories import fanout
 from langchain_memkit.memories.retriever import RetrieverMemory
-from langchain_memkit.messages.notes import (
-    Record,
-    Template,
-    new_records,
-    note_message,
-    render_notes,
-    split_notes,
-    tag_source,
-    with_records,
-)
+from langchain_memkit.messages import notes
+from langchain_memkit.messages.notes import Record
 from langchain_memkit.messages.text import escaped, one_line
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
 from langchain_memkit.messages.trimming import group_starts, leading_system_count, turn_starts, whole_tool_groups
-
-logger = logging.getLogger("langchain_memkit")
 
 INTRO = "Below are a set of relevant dialogues retrieved from potentially several memory sources:"
 OUTRO = "This is the end of the retrieved message dialogues."
@@ -99,16 +57,15 @@ def llama_index_template(records: Sequence[Record]) -> str:
 
 def _spoken(record: Record) -> list[tuple[str, str]]:
     """Return speaker and words of each message in a record; its text holds a line `speaker: words` for each."""
-    at = 0
+    at, whole = 0, [(record.role or record.about, record.text)]
     lines: list[tuple[str, str]] = []
     for _, words in record.parts:
         begin = record.text.find(f": {words}", at)
         if begin < 0:
-            lines = []
-            break
+            return whole
         lines.append((record.text[at:begin].strip(), words))
         at = begin + len(": ") + len(words)
-    return lines or [(record.role or record.about, record.text)]
+    return lines or whole
 
 
 Place: TypeAlias = Literal["before_input", "system"]
@@ -124,8 +81,8 @@ class Composer:
 
     max_tokens: int | None
     position: Place
-    template: Template
-    counter: TokenCounter
+    template: notes.Template
+    counter: base.TokenCounter
 
     def kept(self, dialogue: list[BaseMessage]) -> list[BaseMessage]:
         """Return the messages that are shown in any case: all, or with a budget the lead and the newest turn.
@@ -143,14 +100,14 @@ class Composer:
         room = None if self.max_tokens is None else self.max_tokens - sum(count_tokens(shown, self.counter))
         records: list[Record] = []
         for recalled, most in found:
-            new = new_records(recalled, shown, records)
+            new = notes.new_records(recalled, shown, records)
             records += self._fitting(new, shown, records, room, most)
         # Older turns get what the records leave of the budget: records answer the question, older turns may not.
         older = [] if room is None else self._older_turns(dialogue, room - self._added(shown, records))
         lead = leading_system_count(shown)
         # Deduplicate again: an older turn that still fitted, or a larger record of a later source, may contain a
         # record.
-        return self.place([*shown[:lead], *older, *shown[lead:]], new_records(records, older))
+        return self.place([*shown[:lead], *older, *shown[lead:]], notes.new_records(records, older))
 
     def place(self, messages: list[BaseMessage], records: Sequence[Record]) -> list[BaseMessage]:
         """Insert the records into the messages at the configured position."""
@@ -160,9 +117,9 @@ class Composer:
             # Nothing may be inserted between a tool call and its results, which are still to come.
             last = messages[group_starts(messages)[-1] :] if messages else []
             end = len(messages) - (len(last) if whole_tool_groups(last) != last else 0)
-            return [*messages[:end], note_message(records, self.template), *messages[end:]]
+            return [*messages[:end], notes.note_message(records, self.template), *messages[end:]]
         first = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-        return [with_records(first, records, self.template), *messages[first is not None :]]
+        return [notes.with_records(first, records, self.template), *messages[first is not None :]]
 
     def _added(self, messages: list[BaseMessage], records: Sequence[Record]) -> int:
         """Return how many tokens the records add to the messages."""
@@ -221,8 +178,8 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            check_size(self.max_tokens, "max_tokens", 1)
-        check_seconds(self.timeout, "timeout", none="for any time")
+            base.check_size(self.max_tokens, "max_tokens", 1)
+        base.check_seconds(self.timeout, "timeout", none="for any time")
 
 
 def source_of(part: object, name: str) -> Source:
@@ -238,23 +195,15 @@ def source_of(part: object, name: str) -> Source:
     raise ConfigurationError(msg)
 
 
-async def load_all(sources: Sequence[Source], query: str, on_load_error: OnLoadError) -> list[list[BaseMessage]]:
+async def load_all(sources: Sequence[Source], query: str, on_load_error: fanout.OnLoadError) -> list[list[BaseMessage]]:
     """Load all sources for a query, concurrently on an event loop; one that fails yields `[]` and is reported."""
-    loaded: list[list[BaseMessage]] = []
-    for source, result in zip(sources, await gather([_loading(source, query) for source in sources]), strict=True):
-        if isinstance(result, ConfigurationError):  # a developer's mistake, which would fail in every turn
-            raise result
-        loaded.append([] if isinstance(result, Exception) else result)
-        if not isinstance(result, Exception):
-            continue
-        failure, data = load_failure(source.memory, result)
-        config = ensure_config()
-        in_run = getattr(config.get("callbacks"), "parent_run_id", None) is not None  # outside core refuses events
-        if in_run and on_load_error != "raise":
-            await event(config, LOAD_ERROR, data)
-        if not await raise_or_call(on_load_error, failure, "on_load_error"):
-            logger.warning("left out: %s", failure)
-    return loaded
+    results = await gather([_loading(source, query) for source in sources])
+    for source, result in zip(sources, results, strict=True):
+        if isinstance(result, Exception):
+            config = ensure_config()
+            in_run = getattr(config.get("callbacks"), "parent_run_id", None) is not None  # outside core refuses events
+            await fanout.report_load_error(source.memory, result, on_load_error, config if in_run else None)
+    return [[] if isinstance(result, Exception) else result for result in results]
 
 
 def _loading(source: Source, query: str) -> Step[list[BaseMessage]]:
@@ -325,22 +274,22 @@ class ComposedMemory(Memory):
         *secondary: Memory | Runnable[str, Any] | Source,
         max_tokens: int | None = None,
         position: Place = "before_input",
-        template: Template | None = None,
-        token_counter: TokenCounterLike = None,
-        on_load_error: OnLoadError = "report",
+        template: notes.Template | None = None,
+        token_counter: base.TokenCounterLike = None,
+        on_load_error: fanout.OnLoadError = "report",
     ) -> None:
         if isinstance(primary, Source):
             msg = "the primary takes no Source: its preprocessor, or its own max_tokens, limits it"
             raise ConfigurationError(msg)
         if max_tokens is not None:
-            check_size(max_tokens, "max_tokens", 1)
-        check_one_of(position, "position", ["before_input", "system"])
-        check_one_of(on_load_error, "on_load_error", ["report", "raise"], function=True)
+            base.check_size(max_tokens, "max_tokens", 1)
+        base.check_one_of(position, "position", ["before_input", "system"])
+        base.check_one_of(on_load_error, "on_load_error", ["report", "raise"], function=True)
         self.primary: Memory = source_of(primary, "primary").memory
         self._sources = [source_of(part, f"secondary[{i}]") for i, part in enumerate(secondary)]
         self.secondary: tuple[Memory, ...] = tuple(source.memory for source in self._sources)
         self._parts: list[Memory] = [self.primary, *self.secondary]
-        self._composer = Composer(max_tokens, position, template or render_notes, resolve_counter(token_counter))
+        self._composer = Composer(max_tokens, position, template or notes.render_notes, resolve_counter(token_counter))
         self._on_load_error = on_load_error
         self.session_id = _bound(self._parts, "session_id")
         self.user_id = _bound(self._parts, "user_id")
@@ -351,7 +300,7 @@ class ComposedMemory(Memory):
         self._prefetching = [part for part in patient if hasattr(part, "aprefetch")]
 
     @classmethod
-    def factory(cls, primary: MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
+    def factory(cls, primary: base.MemoryFactory, *secondary: Any, **options: Any) -> ComposedMemoryFactory:
         """Make a factory: `memories(session_id, user_id)` composes what each of several factories makes.
 
         Args:
@@ -366,7 +315,7 @@ class ComposedMemory(Memory):
             >>> memories("s1", "u1")
             ComposedMemory(ChatHistoryMemory, session_id='s1', user_id='u1')
         """
-        check_arguments(options, cls)
+        base.check_arguments(options, cls)
         sources = [part if isinstance(part, Source) else Source(part) for part in secondary]
         return ComposedMemoryFactory([Source(primary), *sources], partial(cls, **options))
 
@@ -422,22 +371,22 @@ class ComposedMemory(Memory):
 
     def clear(self) -> None:
         """Clear this session in every memory; all are tried, then the first failure is raised."""
-        drive(call_all(self._parts, "clear"))
+        drive(fanout.call_all(self._parts, "clear"))
 
     async def aclear(self) -> None:
         """Run `clear` asynchronously."""
-        await adrive(call_all(self._parts, "clear"))
+        await adrive(fanout.call_all(self._parts, "clear"))
 
     def forget_messages(self, ids: Collection[str]) -> int:
         """Delete what the memories derived from messages of this session, and return how many records that were.
 
         The dialogue itself is not changed.
         """
-        return sum(drive(call_all(self._forgetting, "forget_messages", ids)))
+        return sum(drive(fanout.call_all(self._forgetting, "forget_messages", ids)))
 
     async def aforget_messages(self, ids: Collection[str]) -> int:
         """Run `forget_messages` asynchronously."""
-        return sum(await adrive(call_all(self._forgetting, "forget_messages", ids)))
+        return sum(await adrive(fanout.call_all(self._forgetting, "forget_messages", ids)))
 
     @property
     def save_was_checked(self) -> bool:
@@ -462,39 +411,38 @@ class ComposedMemory(Memory):
         await asyncio.gather(*(part.aprefetch() for part in self._prefetching))
 
     async def _load(self, query: str) -> list[BaseMessage]:
-        composer, past, seen = self._composer, getattr(query, "past", ()), getattr(query, "seen", ())
+        composer, given = self._composer, query if isinstance(query, Query) else Query(query)
         loaded = await Step(partial(self.primary.load, query), partial(self.primary.aload, query))
-        theirs = {message.id for message in past if message.id}  # the chain shows these, or has trimmed them on purpose
-        dialogue, records = split_notes(message for message in loaded if message.id not in theirs)
+        # The chain shows these, or has trimmed them on purpose.
+        theirs = {message.id for message in given.past if message.id}
+        dialogue, records = notes.split_notes(message for message in loaded if message.id not in theirs)
         # With a token budget older turns of the dialogue may still be left out, so only what is kept in any case counts
         # as seen.
-        sure = [*composer.kept(dialogue), *seen]
-        trial: bool = getattr(query, "trial", False)
-        remarks: list[str] | None = getattr(query, "remarks", None)
-        asked = Query(str(query), [*dialogue, *past], getattr(query, "epoch", 0), sure, trial=trial, remarks=remarks)
+        sure = [*composer.kept(dialogue), *given.seen]
+        past = [*dialogue, *given.past]
+        asked = Query(str(query), past, given.epoch, sure, trial=given.trial, remarks=given.remarks)
         results = await load_all(self._sources, asked, self._on_load_error)
         found: list[Recalled] = [(records, None)]
         for source, messages in zip(self._sources, results, strict=True):
-            found.append((tag_source(messages, name_of(source.memory)), source.max_tokens))
+            found.append((notes.tag_source(messages, fanout.name_of(source.memory)), source.max_tokens))
         compose = partial(composer.compose, dialogue, found)
         # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
-        long = composer.counter is not approximate_tokens or composer.template is not render_notes
+        long = composer.counter is not approximate_tokens or composer.template is not notes.render_notes
         return await cpu_bound(compose, long=long)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
-        said, _ = split_notes(messages)
+        said, _ = notes.split_notes(messages)
         if not said:
             return
-        turn = SavedTurn(said)
-        if isinstance(messages, SavedTurn):
-            turn = SavedTurn(said, messages.turn_id, messages.epoch, messages.expires_at)
+        given = messages if isinstance(messages, base.SavedTurn) else base.SavedTurn(messages)
+        turn = base.SavedTurn(said, given.turn_id, given.epoch, given.expires_at)
         if not self.primary.read_only:
             await Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
         # The primary saves first: a secondary must never hold what the transcript does not. Then a turn that was erased
         # while the secondaries saved is deleted from them again.
-        await save_all(self.secondary, turn)
+        await fanout.save_all(self.secondary, turn)
         if not self.primary.read_only:
-            await undo_if_deleted(self.secondary, turn, getattr(self.primary, "history", None))
+            await fanout.undo_if_deleted(self.secondary, turn, getattr(self.primary, "history", None))
 
 
 def _bound(parts: Sequence[Memory], name: str) -> str | None:
@@ -508,7 +456,7 @@ def _bound(parts: Sequence[Memory], name: str) -> str | None:
     return next(iter(ids), None)
 
 
-class ComposedMemoryFactory(ForwardingFactory):
+class ComposedMemoryFactory(fanout.ForwardingFactory):
     """Callable that makes the `ComposedMemory` of a session, from what each of several factories makes.
 
     Returned by `ComposedMemory.factory`; pass it to `create_runnable_with_message_history(memories=[...])`. `setup`,
@@ -522,7 +470,7 @@ class ComposedMemoryFactory(ForwardingFactory):
         compose(RetrieverMemory(RunnablePassthrough()))  # validate the options now, not at the first turn
 
     def __repr__(self) -> str:
-        return f"ComposedMemoryFactory({', '.join(name_of(source.memory) for source in self._sources)})"
+        return f"ComposedMemoryFactory({', '.join(fanout.name_of(source.memory) for source in self._sources)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> ComposedMemory:
         """Return the memory of a session; no I/O.
@@ -536,11 +484,11 @@ class ComposedMemoryFactory(ForwardingFactory):
                 take it.
             TypeError, ValueError: An id is not a string, empty or malformed.
         """
-        check_id(session_id, "session_id")
+        base.check_id(session_id, "session_id")
         primary, *secondary = [
             source  # shared by all sessions
             if isinstance(source.memory, (Memory, Runnable))
-            else replace(source, memory=bound_maker(source.memory, session_id, user_id)())
+            else replace(source, memory=fanout.bound_maker(source.memory, session_id, user_id)())
             for source in self._sources
         ]
         return self._compose(primary.memory, *secondary)

@@ -11,8 +11,10 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from langchain_core.runnables import RunnableConfig
+
 from langchain_memkit._histories import epoch_at, has_native, stored_ids
-from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, gather
+from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, event, gather, raise_or_call
 from langchain_memkit.base import Memory, SavedTurn, SessionInfo, check_id, describe_error, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -59,12 +61,19 @@ def bound_maker(maker: Callable[..., T], session_id: str, user_id: str | None) -
     return partial(make, user_id=check_id(user_id, "user_id"))
 
 
-def load_failure(memory: object, error: Exception) -> tuple[MemoryReadError, dict[str, str]]:
-    """Return the error to raise and the event data to send for a memory that could not be loaded."""
+async def report_load_error(
+    memory: object, error: Exception, on_load_error: OnLoadError, config: RunnableConfig | None
+) -> None:
+    """Do what `on_load_error` says of a memory that could not be loaded; without a config no event is sent."""
+    if isinstance(error, ConfigurationError):  # a developer's mistake, which would fail in every turn
+        raise error
     name = name_of(memory)
     failure = MemoryReadError(f"{name} could not be loaded: {describe_error(error)}")
     failure.__cause__ = error
-    return failure, {"memory": name, "error": type(error).__name__, "message": str(failure)}
+    if config is not None and on_load_error != "raise":
+        await event(config, LOAD_ERROR, {"memory": name, "error": type(error).__name__, "message": str(failure)})
+    if not await raise_or_call(on_load_error, failure, "on_load_error"):
+        logger.warning("left out of the turn: %s", failure)
 
 
 async def call_all(parts: Sequence[object], verb: str, *args: object) -> list[Any]:
@@ -76,8 +85,7 @@ async def call_all(parts: Sequence[object], verb: str, *args: object) -> list[An
     # The transcript goes first: once it is cleared, turns that began before are refused by it (if it is one of our
     # histories), and so reach no other memory.
     results = [*await _call_each(parts[:1], verb, *args), *await _call_each(parts[1:], verb, *args)]
-    failed = _first_failure(parts, results, verb)
-    if failed:
+    if failed := _first_failure(parts, results, verb):
         raise failed[1]
     return results
 
@@ -117,8 +125,7 @@ async def save_all(memories: Sequence[Memory], turn: SavedTurn) -> None:
         MemoryWriteError: The first failure, after all were tried.
     """
     writing = [memory for memory in memories if not memory.read_only]
-    failed = _first_failure(writing, await _call_each(writing, "save", turn), "save")
-    if failed:
+    if failed := _first_failure(writing, await _call_each(writing, "save", turn), "save"):
         name, error = failed
         msg = f"the turn is stored, but {name} was not told of it: {describe_error(error)}"
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error

@@ -20,12 +20,12 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit import base
 from langchain_memkit._sync import adrive, cpu_bound, drive, internal_call, model_call
 from langchain_memkit.memories import rebuildable
-from langchain_memkit.memories.rebuildable import UNDATED, Segment
+from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean, read_row, write_row
 from langchain_memkit.messages.notes import PREFERENCES, STATED, Record, note_message
 from langchain_memkit.messages.text import answer_text, is_user_message, quote_lines, sentence_spans
 from langchain_memkit.messages.tokens import count_tokens, resolve_counter
 from langchain_memkit.stores import in_memory
-from langchain_memkit.stores.in_memory import DictStore, StoredDict, delete_keys, list_keys
+from langchain_memkit.stores.in_memory import DictStore, delete_keys, list_keys
 
 __all__ = ["Preference", "PreferenceMemory", "PreferenceMemoryFactory"]
 
@@ -69,13 +69,31 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(word.removesuffix("s") for word in words if not ENGLISH["common"].fullmatch(word))
 
 
-def kinds_of(text: str) -> frozenset[str]:
+class Topic(NamedTuple):
+    """What a line is about: its kinds, and for "I prefer" the thing and the words of where it is preferred."""
+
+    kinds: frozenset[str]
+    thing: str = ""
+    places: frozenset[str] = frozenset()
+
+    def replaces(self, other: Topic) -> bool:
+        """Return whether a newer line takes the place of an older one.
+
+        Front seats at concerts do not replace aisle seats on flights, but window seats without a place do.
+        """
+        apart = self.thing != other.thing and self.places and other.places and self.places.isdisjoint(other.places)
+        return not (apart or self.kinds.isdisjoint(other.kinds))
+
+
+def topic_of(text: str) -> Topic:
     """Return what a line is about, for comparison: kinds of the table, the thing that is preferred, or its words."""
     kinds = {match.lastgroup or "" for match in ENGLISH["kinds"].finditer(text)}
     if kinds and not ENGLISH["condition"].search(text):
-        return frozenset(kinds)
-    thing = ENGLISH["thing"].match(text)
-    return frozenset({thing[1].split()[-1].casefold()}) if thing else words_of(text) or frozenset({text})
+        return Topic(frozenset(kinds))
+    if thing := ENGLISH["thing"].match(text):
+        name = thing[1].casefold()
+        return Topic(frozenset({name.split()[-1]}), name, words_of(thing[2] or ""))
+    return Topic(frozenset({" ".join(sorted(words_of(text))) or text}))
 
 
 class Preference(NamedTuple):
@@ -103,11 +121,6 @@ class Preference(NamedTuple):
 Rows = dict[str, Preference]  # by store key
 
 
-def clean(text: str) -> str:
-    """Replace lone surrogates and NUL characters, which some stores refuse."""
-    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
-
-
 def lines_of_turn(session_id: str, segment: Segment) -> list[Preference]:
     """Return the lines in what the user says in these messages, those that take others back among them, in order."""
     found: list[Preference] = []
@@ -129,26 +142,26 @@ def lines_of_turn(session_id: str, segment: Segment) -> list[Preference]:
 
 def current(rows: Collection[Preference], now: datetime) -> list[Preference]:
     """Return the lines that hold, oldest first: the newest of each kind, without those that were taken back."""
-    kept: dict[frozenset[str], Preference] = {}
+    kept: dict[Preference, Topic] = {}
+    seen: set[str] = set()  # kinds: most lines are the first of theirs, and need no search
     for row in sorted(rows, key=lambda row: (row.at, row.message_id)):
         if row.expires_at and row.expires_at <= now:
             continue
         back = ENGLISH["back"].match(row.text) if row.message_id else None
         if back is None:
-            kinds = kinds_of(row.text)
-            kept.pop(kinds, None)
-            kept[kinds] = row
+            topic = topic_of(row.text)
+            gone = [old for old in kept if topic.replaces(kept[old])] if topic.kinds & seen else []
+            kept[row] = topic
+            seen |= topic.kinds
         elif back["named"]:
             words = words_of(row.text)
-            for kinds, other in list(kept.items()):
-                if 2 * len(words & words_of(other.text)) >= max(len(words), 1):
-                    del kept[kinds]
+            gone = [old for old in kept if 2 * len(words & words_of(old.text)) >= max(len(words), 1)]
         else:
             # not one that was added by hand
-            said = (kinds for kinds in reversed(kept) if kept[kinds].message_id)
-            last = next((kinds for kinds in said if kept[kinds].session_id == row.session_id), None)
-            kept.pop(last or frozenset(), None)
-    return list(kept.values())
+            gone = [old for old in kept if old.message_id and old.session_id == row.session_id][-1:]
+        for old in gone:
+            del kept[old]
+    return list(kept)
 
 
 def record_of(row: Preference) -> Record:
@@ -167,23 +180,6 @@ def row_key(user_id: str, row: Preference) -> str:
     """Return the store key of a line: the same for the same sentence of a message, so that it is stored once."""
     digest = hashlib.sha256(f"{row.epoch}\n{row.message_id}\n{row.text}".encode()).hexdigest()
     return key_of(user_id, "line", row.session_id, digest[:32])
-
-
-def write_row(row: Preference) -> StoredDict:
-    """Return a line as plain JSON data for a store."""
-    ends = row.expires_at and row.expires_at.isoformat()
-    return {"v": 1, **row._asdict(), "at": row.at.isoformat(), "expires_at": ends}
-
-
-def read_row(value: StoredDict | None) -> Preference | None:
-    """Return the line in a stored value; None if there is none, or it is damaged or of a newer version."""
-    try:
-        data: Any = {**(value or {})}
-        ends = data["expires_at"] and datetime.fromisoformat(data["expires_at"])
-        dated = {**data, "at": datetime.fromisoformat(data["at"]), "expires_at": ends}
-        return Preference(**dated) if dated.pop("v") == 1 else None
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 CONFIRM = """\
@@ -208,8 +204,9 @@ class PreferenceMemory(rebuildable.DerivedMemory):
     "Always answer in metric units", "I prefer window seats", "From now on call me Al": sentences like these are found
     by patterns in what the user says, in English, and by nothing else: not in tools, documents, answers, quotations or
     questions. Each is shown in every turn, word for word, with its source, as the user's wish and no command to break
-    rules. Of two of one kind the newest counts ("call me Bert"); "forget that", "I no longer prefer window seats" and
-    "you can use emojis again" take one back. What the patterns do not find can be added with `add`.
+    rules. Of two that share a kind the newest counts ("call me Bert"), even if the older one says more; "forget that",
+    "I no longer prefer window seats" and "you can use emojis again" take one back. What the patterns do not find can be
+    added with `add`.
 
     Args:
         session_id: The conversation from which lines come.
@@ -341,20 +338,18 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         listed = await list_keys(self._core.store, key_of(user_id))
         keys = [key for key in listed if key.startswith(key_of(user_id, "line"))]
         values = await in_memory.read_values(self._core.store, keys) if keys else []
-        rows = {key: row for key, value in zip(keys, values, strict=True) if (row := read_row(value))}
+        rows = {key: row for key, value in zip(keys, values, strict=True) if (row := read_row(Preference, value))}
         return rows, frozenset(key for key in listed if key.startswith(key_of(user_id, "session", session_id)))
 
-    async def _holding(self, rows: Rows, epoch: int = 0) -> list[Preference]:
+    async def _holding(self, rows: Collection[Preference], epoch: int = 0) -> list[Preference]:
         """Return the lines that hold, without those of erased messages and of other epochs of this session."""
-        known = [
-            row for row in rows.values() if not epoch or row.epoch in (0, epoch) or row.session_id != self._session
-        ]
+        known = [row for row in rows if not epoch or row.epoch in (0, epoch) or row.session_id != self._session]
         asked = [(row.session_id, row.message_id) for row in known if row.given]
         gone = await rebuildable.erased_messages(self._histories, self._user, asked)
         return current([row for row in known if (row.session_id, row.message_id) not in gone], self._core.now())
 
     async def _preferences(self) -> list[Preference]:
-        return await self._holding((await self._read(self._user))[0])
+        return await self._holding((await self._read(self._user))[0].values())
 
     async def _prefetch(self) -> tuple[Rows, frozenset[str]]:
         return await self._read(self._user, self._session)
@@ -365,11 +360,10 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         expired = [key for key, row in rows.items() if row.expires_at and row.expires_at <= core.now()]
         if expired and not core.read_only and not getattr(query, "trial", False):
             await delete_keys(core.store, expired)
-        held = await self._holding(rows, getattr(query, "epoch", 0))
+        held = await self._holding(rows.values(), getattr(query, "epoch", 0))
         seen = {(self._session, message.id) for message in getattr(query, "seen", ()) if message.id}
-        return await cpu_bound(
-            lambda: self._note([row for row in held if row[1:3] not in seen], query), long=len(held) > 9
-        )
+        unseen = [row for row in held if (row.session_id, row.message_id) not in seen]
+        return await cpu_bound(lambda: self._note(unseen, query), long=len(unseen) > 9)
 
     def _note(self, rows: list[Preference], query: str) -> list[BaseMessage]:
         """Return one note with the lines that fit, oldest first: the nearest to the question, then the newest."""
@@ -430,8 +424,9 @@ class PreferenceMemory(rebuildable.DerivedMemory):
     async def _add(self, text: str) -> None:
         rebuildable.check_writable(self._core)
         row = Preference(base.check_text(text, "text", MOST), self._session, "", self._core.now())
-        _, alive = await self._prefetch()
-        await self._write(self._user, {}, [row], [], min(alive, default=""))
+        known, alive = await self._prefetch()
+        known.pop(row_key(self._user, row), None)  # said again, it is the newest
+        await self._write(self._user, known, [row], [], min(alive, default=""))
 
     async def _delete(self, doomed: Callable[[Preference], bool]) -> int:
         rebuildable.check_writable(self._core)
@@ -453,10 +448,8 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
     async def _wipe(self, user_id: str, session_id: str = "") -> int:
         """Delete a session, or all of a user: the generations first, so that a save meanwhile stores nothing."""
-        await delete_keys(self._core.store, await list_keys(self._core.store, key_of(user_id, "session", session_id)))
-        lines = await list_keys(self._core.store, key_of(user_id, "line", session_id))
-        await delete_keys(self._core.store, lines)
-        return len(lines)
+        prefixes = [key_of(user_id, kind, session_id) for kind in ("session", "line")]
+        return (await rebuildable.wipe(self._core.store, *prefixes))[1]
 
     async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
         rebuildable.check_writable(self._core)
@@ -481,8 +474,6 @@ class PreferenceMemoryFactory(rebuildable.DerivedMemoryFactory["PreferenceMemory
 
     Returned by `PreferenceMemory.factory`.
     """
-
-    _core: PreferenceCore
 
     async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
         rows, _ = await self._memory._read(user_id)

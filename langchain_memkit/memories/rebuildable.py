@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._histories import has_native, read_messages, stored_ids
+from langchain_memkit._histories import has_native, read_messages, stored_ids, turns_between
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, drive
-from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, Turn, check_id, safe_repr
+from langchain_memkit.base import GetSessionHistory, Memory, SessionInfo, check_id, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import bound_maker
+from langchain_memkit.stores.in_memory import DictStore, StoredDict, delete_keys, list_keys
+
+R = TypeVar("R", bound=NamedTuple)
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """Date of messages whose date is unknown."""
@@ -44,6 +47,65 @@ class Segment(NamedTuple):
         return self.native or self.at is None
 
 
+VERSION = 1  # of the rows of entity and preference memory
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates and NUL characters, which some stores refuse."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def write_row(row: NamedTuple) -> StoredDict:
+    """Return a row as plain JSON data for a store."""
+    data: StoredDict = {"v": VERSION, **row._asdict()}
+    for name, value in data.items():
+        if isinstance(value, (datetime, tuple)):
+            data[name] = value.isoformat() if isinstance(value, datetime) else list(value)
+    return data
+
+
+def read_row(cls: type[R], data: Any) -> R | None:
+    """Return the row in a stored value; None if there is none, or it is damaged or of a newer version."""
+    try:
+        row = cls._make(READERS.get(name, _text)(data[name]) for name in cls._fields)
+        return row if data["v"] == VERSION else None
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# how each field is read; those that are not here are texts
+READERS: dict[str, Callable[[Any], object]] = {
+    "at": _moment,
+    "expires_at": lambda text: _moment(text) if text else None,
+    "facts": lambda ids: tuple(map(_text, ids)),
+    "given": bool,
+    "start": int,
+    "end": int,
+    "epoch": int,
+}
+
+
+async def wipe(store: DictStore, *prefixes: str) -> list[int]:
+    """Delete all keys under each prefix, one prefix after the other, and return how many there were."""
+    found = []
+    for prefix in prefixes:
+        if keys := await list_keys(store, prefix):
+            await delete_keys(store, keys)
+        found.append(len(keys))
+    return found
+
+
 def history_of(get_session_history: GetSessionHistory, session_id: str, user_id: str) -> Step[Any]:
     """Make a step that returns the history of a session."""
     return call_user_function(bound_maker(get_session_history, session_id, user_id), name="get_session_history")
@@ -60,11 +122,7 @@ async def read_transcript(
         history = await history_of(get_session_history, session_id, user_id)
     if not has_native(history, "iter_turns"):
         return [Segment(await read_messages(history), None)]
-
-    async def collect() -> list[Turn]:
-        return [turn async for turn in history.aiter_turns()]
-
-    turns = await Step(lambda: list[Turn](history.iter_turns()), collect)
+    turns = await turns_between(history, None)
     # rows of other packages have no position (`seq` is 0), and their message ids cannot be looked up
     return [Segment(turn.messages, turn.created_at, turn.epoch, turn.expires_at, bool(turn.seq)) for turn in turns]
 

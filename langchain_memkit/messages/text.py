@@ -191,8 +191,9 @@ def truncate_with_warning(text: str, most: int, what: str) -> str:
     return text[:most]
 
 
-def limit_words(text: str, what: str) -> str:
-    """Return the first 10,000 words and signs of a text; a cut is logged as in `truncate_with_warning`."""
+def limit_words(text: str, most: int, what: str) -> str:
+    """Return the first 10,000 words and signs of a text, within its first `most` characters; cuts are logged."""
+    text = truncate_with_warning(text, most, what)
     last = None if len(text) <= WORDS else next(islice(WORD.finditer(text), WORDS - 1, None), None)
     if last is None or not text[last.end() :].strip():
         return text

@@ -19,7 +19,6 @@ from langchain_memkit.base import (
     HistoryView,
     Memory,
     MemoryFactory,
-    Preprocessor,
     SavedTurn,
     check_one_of,
     describe_error,
@@ -33,6 +32,7 @@ from langchain_memkit.errors import (
     MemoryWriteError,
     StaleTurnError,
 )
+from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.notes import is_note, without_forged_marks
@@ -47,14 +47,13 @@ UNSAVED = -1
 BeforeSave: TypeAlias = Callable[[list[BaseMessage]], list[BaseMessage]]
 OnSaveError: TypeAlias = Literal["raise", "log"] | Callable[[HistoryWriteError], None]
 OnDroppedTurn: TypeAlias = Literal["report", "raise"] | Callable[[HistoryWriteError], None]
-PreprocessorLike: TypeAlias = Preprocessor | Callable[[list[BaseMessage]], list[BaseMessage]]
 MemoryLike: TypeAlias = Memory | MemoryFactory | Runnable[str, Any]
 
 
 class TurnKeywords(TypedDict, total=False):
     """The keyword arguments that chain, RAG chain and agent share: those of `TurnOptions`."""
 
-    preprocessor: PreprocessorLike | None
+    preprocessor: PreprocessorLike
     memories: Sequence[MemoryLike]
     before_save: BeforeSave | None
     on_save_error: OnSaveError
@@ -98,7 +97,7 @@ class TurnOptions:
     """What a turn is made with and what to do with its outcome, checked now rather than at the first failure."""
 
     output_key: str | None = None
-    preprocessor: PreprocessorLike | None = None
+    preprocessor: PreprocessorLike = None
     memories: Sequence[MemoryLike] = ()
     before_save: BeforeSave | None = None
     on_save_error: OnSaveError = "raise"

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowError, InMemoryChatMessageHistory
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
-from langchain_memkit._sync import Step, call_user_function, event, gather, raise_or_call
+from langchain_memkit._sync import Step, call_user_function, event, gather
 from langchain_memkit.base import (
     GetSessionHistory,
     HistoryView,
@@ -32,7 +32,7 @@ from langchain_memkit.base import (
 )
 from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
+from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.text import is_user_message
@@ -299,16 +299,10 @@ class PromptBuilder:
         results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
         for memory, result in zip(memories, results, strict=True):
-            if not isinstance(result, Exception):
+            if isinstance(result, Exception):
+                await report_load_error(memory, result, self.on_load_error, config)
+            else:
                 loaded += tag_source(result, name_of(memory))
-                continue
-            if isinstance(result, ConfigurationError):  # every turn would fail with it
-                raise result
-            failure, heard = load_failure(memory, result)
-            if self.on_load_error != "raise":
-                await event(config, LOAD_ERROR, heard)
-            if not await raise_or_call(self.on_load_error, failure, "on_load_error"):
-                logger.warning("left out of the turn: %s", failure)
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
         return loaded

@@ -18,9 +18,10 @@ from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._histories import asks_for_window, load_history, stored_ids
 from langchain_memkit._sync import Flow, Step, adrive, as_step, both, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
+from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.messages.chain_io import StreamedOutput
 from langchain_memkit.messages.notes import insert_note
-from langchain_memkit.runnables.saving import OpenTurn, PreprocessorLike, TurnOptions
+from langchain_memkit.runnables.saving import OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Specs, session_history, turn_id_of
 from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, ModelInputWatch, Wiring, warn_once
 
@@ -46,7 +47,7 @@ class HistoryTurn(Runnable[Any, Any]):
         self._options = options
 
     @property
-    def preprocessor(self) -> PreprocessorLike | None:
+    def preprocessor(self) -> PreprocessorLike:
         """The preprocessor of the history; None if there is none."""
         return self._options.prompt.preprocessor
 

@@ -20,24 +20,9 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
-from langchain_memkit.memories.entity.rows import (
-    DescriptionRow,
-    EntityKeys,
-    EntityRow,
-    FactRow,
-    ResolutionRule,
-    read_row,
-    write_row,
-)
-from langchain_memkit.stores.in_memory import (
-    DictStore,
-    StoredDict,
-    delete_keys,
-    list_keys,
-    read_values,
-    write_if_exists,
-    write_values,
-)
+from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, EntityRow, FactRow, ResolutionRule, row_of
+from langchain_memkit.memories.rebuildable import write_row
+from langchain_memkit.stores import in_memory
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -52,7 +37,7 @@ class EntityCache:
     """Cache of registries over a store, shared by threads and by all memories of a factory."""
 
     def __init__(
-        self, store: DictStore, vocabulary: Mapping[str, str], limits: Limits, now: Now, *, read_only: bool
+        self, store: in_memory.DictStore, vocabulary: Mapping[str, str], limits: Limits, now: Now, *, read_only: bool
     ) -> None:
         self.store = store
         self.vocabulary = vocabulary
@@ -70,7 +55,7 @@ class EntityCache:
     async def delete(self, keys: Iterable[str]) -> None:
         """Delete keys, each once."""
         if names := list(dict.fromkeys(keys)):
-            await delete_keys(self.store, names)
+            await in_memory.delete_keys(self.store, names)
 
     def held(self, work: Callable[[], T], *, long: bool = False) -> Step[T]:
         """Call `work` under the lock; on an event loop in a thread if it is `long`.
@@ -102,16 +87,17 @@ class EntityCache:
         know.
         """
         keys = EntityKeys(user_id)
-        versions = frozenset(await list_keys(self.store, keys.versions))
+        versions = frozenset(await in_memory.list_keys(self.store, keys.versions))
         book = await self.held(lambda: self._books.get(user_id))
         if book is not None and book.versions == versions:
             return book
         stale = book or EntityRegistry(keys, self.vocabulary)
-        listed = await list_keys(self.store, keys.prefix)
+        listed = await in_memory.list_keys(self.store, keys.prefix)
         # List the generations again, after the facts. A generation is stored before its facts, so each fact listed
         # above either has its generation in this second listing or is dead; with one listing a live fact could look
         # dead.
-        parts = {key: keys.parts(key) for key in [*listed, *await list_keys(self.store, keys.of("session", ""))]}
+        generations = await in_memory.list_keys(self.store, keys.of("session", ""))
+        parts = {key: keys.parts(key) for key in [*listed, *generations]}
         # A description is replaced under its key, and an unreadable row may be repaired under it: these are read again.
         known: dict[str, EntityRow] = await self.held(lambda: {**stale.facts, **stale.rules})
         rows = {key: known.get(key) for key in listed if parts[key][0] in ("description", "fact", "rule")}
@@ -119,8 +105,8 @@ class EntityCache:
         unreadable: set[str] = set()
         for i in range(0, len(missing), BATCH):
             batch = missing[i : i + BATCH]
-            for key, value in zip(batch, await read_values(self.store, batch), strict=True):
-                rows[key] = None if value is None else read_row(parts[key][0], value)
+            for key, value in zip(batch, await in_memory.read_values(self.store, batch), strict=True):
+                rows[key] = None if value is None else row_of(parts[key][0], value)
                 if value is not None and rows[key] is None:
                     unreadable.add(key)
         for key in sorted(unreadable - stale.unreadable):  # warn once
@@ -177,10 +163,10 @@ class EntityCache:
         None if it is gone, since the session was cleared.
         """
         drawn = uuid4().hex
-        row: tuple[str, StoredDict] = (book.keys.of("session", session_id, drawn), {})
+        row: tuple[str, in_memory.StoredDict] = (book.keys.of("session", session_id, drawn), {})
         if owner is None:
-            await write_values(self.store, [row])
-        elif not await write_if_exists(self.store, book.keys.of("session", session_id, owner), [row], []):
+            await in_memory.write_values(self.store, [row])
+        elif not await in_memory.write_if_exists(self.store, book.keys.of("session", session_id, owner), [row], []):
             return None
         await self.held(lambda: book.generations.setdefault(session_id, set()).add(drawn))
         return drawn
@@ -219,7 +205,7 @@ class EntityCache:
             version = book.keys.version()
             owner = book.keys.of("session", next(iter(rows.values())).session, generation)
             pairs = [*((key, write_row(row)) for key, row in rows.items()), (version, {})]
-            alive = await write_if_exists(self.store, owner, pairs, [*out, *old])
+            alive = await in_memory.write_if_exists(self.store, owner, pairs, [*out, *old])
         except BaseException:  # also if cancelled: the registry holds rows that may not be stored, so read it again
             self.forget(user_id)
             raise
@@ -229,9 +215,9 @@ class EntityCache:
             self.forget(user_id)
         return alive
 
-    async def change(self, book: EntityRegistry, pairs: Sequence[tuple[str, StoredDict]]) -> None:
+    async def change(self, book: EntityRegistry, pairs: Sequence[tuple[str, in_memory.StoredDict]]) -> None:
         """Store pairs together with a new version row, so that every registry of the user is read again."""
-        await write_values(self.store, [*pairs, (book.keys.version(), {})])
+        await in_memory.write_values(self.store, [*pairs, (book.keys.version(), {})])
         await self.delete(await self.held(lambda: _old_versions(book)))
 
 

@@ -34,9 +34,7 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
     return best, [form for form in others if form != best]
 
 
-def list_entities(
-    book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]] = ()
-) -> EntityList:
+def list_entities(book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]]) -> EntityList:
     """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist."""
     found = EntityList()
     for root in book.groups.parts:

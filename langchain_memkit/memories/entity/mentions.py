@@ -17,15 +17,8 @@ from langchain_memkit.matching.fuzzy import NameMatch
 from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
 from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
-from langchain_memkit.memories.rebuildable import UNDATED, Segment
-from langchain_memkit.messages.text import (
-    MESSAGE,
-    is_user_message,
-    limit_words,
-    sentence_spans,
-    truncate_with_warning,
-    without_records,
-)
+from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean
+from langchain_memkit.messages.text import MESSAGE, is_user_message, limit_words, sentence_spans, without_records
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -58,7 +51,7 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
-        text = limit_words(truncate_with_warning(str(message.text), MESSAGE, KIND), KIND)
+        text = limit_words(str(message.text), MESSAGE, KIND)
         if role == "ai":
             text = without_records(text)
         if not text.strip():
@@ -226,8 +219,3 @@ def _around(text: str, begin: int, end: int, spot: NameSpan) -> str:
             last = max(text.rfind(" ", spot.end, last), spot.end) if " " in text[spot.end : last] else last
         begin, end = first, max(last, spot.end)
     return text[begin:end].strip()
-
-
-def clean(text: str) -> str:
-    """Replace lone surrogates and NUL characters, which some stores refuse."""
-    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

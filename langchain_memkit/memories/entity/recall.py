@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
@@ -92,11 +93,8 @@ def candidates(
     topics = []
     for root in roots:
         # Facts of this session from another epoch belong to an erased conversation.
-        live = {
-            key: row
-            for key, row in book.rows(root, now).items()
-            if not epoch or row.epoch in (0, epoch) or row.session != session_id
-        }
+        rows = book.rows(root, now)
+        live = {k: row for k, row in rows.items() if not epoch or row.epoch in (0, epoch) or row.session != session_id}
         said = book.description(root, live)
         behind = [row for key, row in live.items() if said and id_in(key) in said.facts]
         name = display_name(book, root)[0]
@@ -104,9 +102,11 @@ def candidates(
     return topics
 
 
-def choose(
-    topics: Sequence[EntityCandidate], max_tokens: int, counter: TokenCounter
-) -> list[tuple[EntityCandidate, list[FactRow]]]:
+Chosen: TypeAlias = tuple[EntityCandidate, list[FactRow]]
+"""An entity, and those of its facts that are shown."""
+
+
+def choose(topics: Sequence[EntityCandidate], max_tokens: int, counter: TokenCounter) -> list[Chosen]:
     """Choose as many facts as fit, round robin: each entity in turn adds its best remaining fact."""
 
     def cost(records: Sequence[Record]) -> int:
@@ -114,7 +114,7 @@ def choose(
 
     room = max_tokens - count_tokens([note_message([Record("")])], counter)[0]
     room -= sum(cost(topic.records([])) for topic in topics)
-    chosen: list[tuple[EntityCandidate, list[FactRow]]] = [(topic, []) for topic in topics]
+    chosen: list[Chosen] = [(topic, []) for topic in topics]
     # A sentence that names two entities is shown once, under the entity that takes it first.
     seen: set[tuple[str, str]] = set()
     waiting = [(topic, rows, iter(topic.ranked())) for topic, rows in chosen]
@@ -132,9 +132,7 @@ def choose(
     return chosen
 
 
-def compose(
-    chosen: Sequence[tuple[EntityCandidate, Sequence[FactRow]]], max_tokens: int, counter: TokenCounter
-) -> list[BaseMessage]:
+def compose(chosen: Sequence[Chosen], max_tokens: int, counter: TokenCounter) -> list[BaseMessage]:
     """Return one note with the chosen facts, oldest first per entity; `[]` if there are none.
 
     The costs in `choose` are estimates of single records. If the whole note is over the limit, the lowest ranked fact

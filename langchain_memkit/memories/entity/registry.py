@@ -11,15 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
-from langchain_memkit.matching.names import (
-    PERSON,
-    Relation,
-    compatible,
-    display_form,
-    is_common_word,
-    name_key,
-    relation,
-)
+from langchain_memkit.matching.names import PERSON, Links, compatible, display_form, is_common_word, name_key, relation
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, id_in
 
@@ -90,11 +82,7 @@ class EntityClusters:
 
 
 def resolve_entities(
-    names: Names,
-    votes: Mapping[str, Counter[str]],
-    near: Mapping[str, Mapping[str, Relation]],
-    rules: Sequence[ResolutionRule],
-    firm: Container[str],
+    names: Names, votes: Mapping[str, Counter[str]], near: Links, rules: Sequence[ResolutionRule], firm: Container[str]
 ) -> EntityClusters:
     """Resolve names to entities.
 
@@ -214,7 +202,7 @@ class EntityRegistry:
         self._speakers: dict[str, str] = {}
         self._votes: dict[str, Counter[str]] = {}
         self._firm: Counter[str] = Counter()
-        self._near: dict[str, dict[str, Relation]] = {}
+        self._near: Links = {}
         self._like: dict[str, set[str]] = {}
         self._groups: EntityClusters | None = None
         self.forms = SurfaceFormIndex()

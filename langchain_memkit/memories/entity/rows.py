@@ -9,17 +9,14 @@ that finds it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from langchain_memkit.base import user_prefix
+from langchain_memkit.memories.rebuildable import read_row
 from langchain_memkit.stores.in_memory import StoredDict
-
-VERSION = 1
-DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
 class FactRow(NamedTuple):
@@ -67,47 +64,11 @@ EntityRow: TypeAlias = FactRow | ResolutionRule | DescriptionRow
 ROWS: dict[str, type[EntityRow]] = {"description": DescriptionRow, "fact": FactRow, "rule": ResolutionRule}
 
 
-def write_row(row: EntityRow) -> StoredDict:
-    """Return a row as plain JSON data for a store."""
-    data: StoredDict = {"v": VERSION, **row._asdict()}
-    for name, value in data.items():
-        if isinstance(value, (datetime, tuple)):
-            data[name] = value.isoformat() if isinstance(value, datetime) else list(value)
-    return data
-
-
-def read_row(kind: str, data: StoredDict) -> EntityRow | None:
+def row_of(kind: str, data: StoredDict) -> EntityRow | None:
     """Return the row of a kind (`"fact"`, `"rule"`, `"description"`); None for damaged data or a newer version."""
-    cls = ROWS[kind]
-    try:
-        row = cls._make(READ.get(name, _text)(data[name]) for name in cls._fields)
-        valid = row.kind in ("merge", "rename", "split") if isinstance(row, ResolutionRule) else row.key
-        return row if valid and data["v"] == VERSION else None
-    except DAMAGED:
-        return None
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-# how each field is read; those that are not here are texts
-READ: dict[str, Callable[[Any], object]] = {
-    "at": _moment,
-    "expires_at": lambda text: _moment(text) if text else None,
-    "facts": lambda ids: tuple(map(_text, ids)),
-    "given": bool,
-    "start": int,
-    "end": int,
-    "epoch": int,
-}
+    row = read_row(ROWS[kind], data)
+    valid = row.kind in ("merge", "rename", "split") if isinstance(row, ResolutionRule) else row and row.key
+    return row if valid else None
 
 
 def fact_id(row: FactRow) -> str:

@@ -13,27 +13,10 @@ from typing import Any, Self
 
 from langchain_core.messages import BaseMessage
 
+from langchain_memkit import base
 from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_function, cpu_bound, drive
-from langchain_memkit.base import (
-    Memory,
-    TokenCounter,
-    TokenCounterLike,
-    check_arguments,
-    check_id,
-    check_size,
-    safe_repr,
-)
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.key_value.store import (
-    Entries,
-    Entry,
-    EntryCache,
-    EntryIndex,
-    TitleMatch,
-    check_aliases,
-    entries_of,
-    read_entries,
-)
+from langchain_memkit.memories.key_value.store import Entries, Entry, EntryCache, EntryIndex, TitleMatch, read_entries
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
 from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
@@ -65,7 +48,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounter) -> list[BaseMessage]:
+def entries_note(entries: Iterable[Entry], max_tokens: int, counter: base.TokenCounter) -> list[BaseMessage]:
     """Render the entries that fit, in order, as one note; a text that is too long is cut at a sentence, and marked."""
     records: list[Record] = []
     for entry in entries:
@@ -93,7 +76,7 @@ def entries_note(entries: Iterable[Entry], max_tokens: int, counter: TokenCounte
     return [note_message(records)] if records else []
 
 
-class KeyValueMemory(Memory):
+class KeyValueMemory(base.Memory):
     """Documents keyed by title, shown to the model when a title is mentioned.
 
     A title is found as it is written, then in other case and punctuation, then with typos; aliases likewise. The text
@@ -137,7 +120,7 @@ class KeyValueMemory(Memory):
         min_score: float | None = 88.0,
         max_tokens: int = 1000,
         lookback: int = 10,
-        token_counter: TokenCounterLike = None,
+        token_counter: base.TokenCounterLike = None,
     ) -> None:
         if entries is not None and store is not None:
             msg = "give entries or a store, not both: memory.add(entries) puts them into the store, once"
@@ -145,13 +128,12 @@ class KeyValueMemory(Memory):
         if min_score is not None and not 0 < min_score <= 100:
             msg = f"min_score must be more than 0 and at most 100, or None for no typos, not {min_score!r}"
             raise ConfigurationError(msg)
-        self.user_id = None if user_id is None else check_id(user_id, "user_id")
+        self.user_id = None if user_id is None else base.check_id(user_id, "user_id")
         self._matcher = matcher
-        self._max_tokens = check_size(max_tokens, "max_tokens", 1)
-        self._lookback = check_size(lookback, "lookback", 0)
+        self._max_tokens = base.check_size(max_tokens, "max_tokens", 1)
+        self._lookback = base.check_size(lookback, "lookback", 0)
         self._counter = resolve_counter(token_counter)
-        names = {title: check_aliases(title, listed) for title, listed in (aliases or {}).items()}
-        self._cache = EntryCache(store_or_memory(store), user_id, names, None if matcher else min_score)
+        self._cache = EntryCache(store_or_memory(store), user_id, aliases or {}, None if matcher else min_score)
         if entries is not None:
             self.add(entries)
 
@@ -173,7 +155,7 @@ class KeyValueMemory(Memory):
             >>> KeyValueMemory.from_file("books.txt").titles()
             ['The Skeleton Songs']
         """
-        check_arguments(options, cls)
+        base.check_arguments(options, cls)
         return cls(read_entries(path), **options)
 
     @classmethod
@@ -195,7 +177,7 @@ class KeyValueMemory(Memory):
             ...     books("s2", "u1").titles(), books("s1").titles()
             (['My Diary'], [])
         """
-        check_arguments(options, cls)
+        base.check_arguments(options, cls)
         return KeyValueMemoryFactory(cls(store=store, **options))
 
     def __repr__(self) -> str:
@@ -214,11 +196,11 @@ class KeyValueMemory(Memory):
             ConfigurationError: An entry is malformed; nothing was added.
             HistoryWriteError: The store failed; calling again is safe.
         """
-        drive(self._cache.add(entries_of(entries)))
+        drive(self._cache.add(entries))
 
     async def aadd(self, entries: Entries) -> None:
         """Run `add` asynchronously."""
-        await adrive(self._cache.add(entries_of(entries)))
+        await adrive(self._cache.add(entries))
 
     def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
@@ -299,8 +281,7 @@ class KeyValueMemory(Memory):
         if not index.titles:
             return []
         hits = await self._hits(index, str(query))
-        past: Sequence[BaseMessage] = getattr(query, "past", ())
-        seen: Sequence[BaseMessage] = getattr(query, "seen", ())
+        past, seen = (query.past, query.seen) if isinstance(query, base.Query) else ((), ())
         newest = past[-self._lookback :] if self._lookback else ()
 
         def note() -> list[BaseMessage]:
@@ -333,7 +314,7 @@ class KeyValueMemoryFactory(ClosingMixin):
 
     def __repr__(self) -> str:
         """Show the store."""
-        return f"KeyValueMemoryFactory({safe_repr(self._memory._cache.store)})"
+        return f"KeyValueMemoryFactory({base.safe_repr(self._memory._cache.store)})"
 
     def __call__(self, session_id: str, user_id: str | None = None) -> KeyValueMemory:
         """Return the memory of a session; no I/O.
@@ -346,8 +327,8 @@ class KeyValueMemoryFactory(ClosingMixin):
             TypeError, ValueError: An id is not a string, empty or malformed.
         """
         memory = copy.copy(self._memory)
-        memory.session_id = check_id(session_id, "session_id")
-        memory.user_id = None if user_id is None else check_id(user_id, "user_id")
+        memory.session_id = base.check_id(session_id, "session_id")
+        memory.user_id = None if user_id is None else base.check_id(user_id, "user_id")
         memory._cache = self._cache_of(user_id)
         return memory
 
@@ -368,11 +349,11 @@ class KeyValueMemoryFactory(ClosingMixin):
         Returns:
             `{"entries": n}`: how many were deleted.
         """
-        return {"entries": drive(self._cache_of(check_id(user_id, "user_id")).purge())}
+        return {"entries": drive(self._cache_of(base.check_id(user_id, "user_id")).purge())}
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Run `purge` asynchronously."""
-        return {"entries": await adrive(self._cache_of(check_id(user_id, "user_id")).purge())}
+        return {"entries": await adrive(self._cache_of(base.check_id(user_id, "user_id")).purge())}
 
     def close(self) -> None:
         """Empty the cache; the store stays open."""

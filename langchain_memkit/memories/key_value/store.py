@@ -34,6 +34,9 @@ MOST_TITLE = 1500  # bytes of an encoded title in a key: stores take 4096, and t
 Entries: TypeAlias = Mapping[str, str | Mapping[str, Any]] | Iterable[Mapping[str, Any]]
 """`{title: text}`, `{title: {"text": ..., "aliases": [...]}}`, or a list of `{"title": ..., "text": ..., ...}`."""
 
+Aliases: TypeAlias = Mapping[str, Sequence[str]]
+"""Further names for each title."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -167,9 +170,7 @@ class TitleMatch(NamedTuple):
 class EntryIndex:
     """Snapshot of all entries of an app or a user, indexed by name."""
 
-    def __init__(
-        self, entries: Iterable[Entry], aliases: Mapping[str, Sequence[str]], min_score: float | None, token: object
-    ) -> None:
+    def __init__(self, entries: Iterable[Entry], aliases: Aliases, min_score: float | None, token: object) -> None:
         self.token = token
         self.entries = {entry.title: entry for entry in entries}
         self.titles = sorted(self.entries)
@@ -209,14 +210,12 @@ class EntryIndex:
 class EntryCache:
     """Cache of the entries of one user (or the app) over a store; shared by the user's memories and by threads."""
 
-    def __init__(
-        self, store: DictStore, user_id: str | None, aliases: Mapping[str, Sequence[str]], min_score: float | None
-    ) -> None:
+    def __init__(self, store: DictStore, user_id: str | None, aliases: Aliases, min_score: float | None) -> None:
         self.store = store
         self._prefix = user_prefix(user_id or "") + "key_value/"
         self._version = self._prefix + "version"
         self._entries = self._prefix + "entry/"
-        self._names = aliases, min_score
+        self._names = {title: check_aliases(title, names) for title, names in aliases.items()}, min_score
         self._index: EntryIndex | None = None
         self._lock = ForkSafeLock()
 
@@ -251,10 +250,10 @@ class EntryCache:
 
         return await cpu_bound(build)
 
-    async def add(self, entries: Sequence[Entry]) -> None:
+    async def add(self, entries: Entries) -> None:
         """Store entries; existing ones with the same titles are replaced."""
-        if entries:
-            await self._set(sorted(((self._entries + e.key, e.to_row()) for e in entries), key=itemgetter(0)))
+        if rows := {self._entries + entry.key: entry.to_row() for entry in entries_of(entries)}:
+            await self._set(sorted(rows.items()))
 
     async def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""

@@ -157,6 +157,16 @@ def shown(memory: PreferenceMemory, query: str = "Hello") -> list[str]:
             ["I prefer window seats.", "I prefer aisle seats on long flights."],
             ["I prefer aisle seats on long flights."],
         ),
+        (["I prefer aisle seats on flights.", "I prefer front seats at concerts."], 2),
+        (["I prefer aisle seats on flights.", "I prefer window seats on long flights."], 1),
+        (
+            ["I prefer aisle seats on flights over middle seats.", "I prefer front seats at concerts over back seats."],
+            2,
+        ),
+        (["I prefer meetings in the morning.", "I prefer meetings in the afternoon."], 1),
+        (["I prefer aisle seats on flights.", "I prefer front seats at concerts.", "I prefer window seats."], 1),
+        (["Always mention kilometres and call me Al.", "Call me Bert."], 1),
+        (["Call me Al.", "Use miles.", "Always mention kilometres and call me Bert."], 1),
         (["Always use metric units.", "Always use imperial units."], ["Always use imperial units."]),
         (["Never cite books.", "Always cite books."], ["Always cite books."]),
         (["I prefer window seats.", "I prefer short emails."], ["I prefer window seats.", "I prefer short emails."]),
@@ -176,7 +186,7 @@ def test_newest_holds(store: Any, said: list[str], left: list[str] | int) -> Non
     memory = PreferenceMemory("s1", user_id="u1", store=store, now=Clock())
     for i, text in enumerate(said):
         memory.save([HumanMessage(text, id=f"q{i}"), AIMessage("Noted.")])
-    assert lines(memory) == (said if isinstance(left, int) else left)
+    assert lines(memory) == (said[-left:] if isinstance(left, int) else left)
     assert shown(memory) == lines(memory)
 
 
@@ -461,6 +471,23 @@ def test_a_model_may_be_any_chat_model() -> None:
     memory = PreferenceMemory("s1", user_id="u1", decide=FakeListChatModel(responses=["none of them: 0"]))
     memory.save([HumanMessage("Never use emojis.")])
     assert lines(memory) == []
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_added_rows_are_bounded(store: Any, style: str) -> None:
+    """`add` keeps to the limit by itself, and a line that is added again is the newest, not one more."""
+    memory = PreferenceMemory("s1", user_id="u1", store=store, now=Clock())
+    memory.add("Always cite page 31.")
+    for i in range(ROWS + 30):
+        if style == "sync":
+            memory.add(f"Always cite page {i}.")
+        else:
+            asyncio.run(memory.aadd(f"Always cite page {i}."))
+    assert len([key for key in store.yield_keys() if "/line/" in key]) == ROWS
+    memory.add("Always cite page 31.")
+    assert lines(memory)[0] == "Always cite page 30."
+    assert lines(memory)[-1] == "Always cite page 31."
+    assert len(lines(memory)) == ROWS
 
 
 def test_rows_are_bounded() -> None:

@@ -30,17 +30,19 @@ def test_a_beginning_is_told_once_for_each_kind(said: pytest.LogCaptureFixture) 
 def test_words_and_signs_are_counted(unit: str, said: pytest.LogCaptureFixture) -> None:
     """No more than 10,000 of them, so many words that are cut apart nowhere, and everything of a text with fewer."""
     text = unit * 12_000
-    kept = limit_words(text, "a text")
+    kept = limit_words(text, len(text), "a text")
     words = len([*limits.WORD.finditer(kept)])
     assert words == WORDS
     assert text.startswith(kept)
-    assert limit_words(kept, "the same") == kept
+    assert limit_words(kept, len(text), "the same") == kept
     assert "the same" not in said.text
     assert "a text is longer than 10,000 words and signs" in said.text
+    assert limit_words(text, 6, "a short text") == text[:6]
+    assert "a short text is longer than 6 characters" in said.text
 
 
 def test_prose_of_ten_thousand_words_is_read_whole(said: pytest.LogCaptureFixture) -> None:
     """White space counts for nothing, and a text that ends with the last word is not cut."""
     prose = " ".join(["word"] * WORDS) + " " * 100_000
-    assert limit_words(prose, "prose") == prose
+    assert limit_words(prose, len(prose), "prose") == prose
     assert not said.records
