@@ -16,6 +16,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit._histories import add_messages, append_turn, turns_between
 from langchain_memkit._sync import Step, call_user_function, event, raise_or_call
 from langchain_memkit.base import (
+    MAX_ID_BYTES,
     HistoryView,
     Memory,
     MemoryFactory,
@@ -24,7 +25,6 @@ from langchain_memkit.base import (
     check_one_of,
     describe_error,
 )
-from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryConflictError,

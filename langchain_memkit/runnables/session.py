@@ -21,6 +21,7 @@ from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, event, gather, raise_or_call
 from langchain_memkit.base import (
+    IDS,
     GetSessionHistory,
     HistoryView,
     Memory,
@@ -30,7 +31,6 @@ from langchain_memkit.base import (
     check_id,
     did_you_mean,
 )
-from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
 from langchain_memkit.memories.retriever import RetrieverMemory

@@ -31,8 +31,8 @@ from langchain_memkit.base import (
     Window,
     check_arguments,
     check_id,
+    check_one_of,
 )
-from langchain_memkit.base.validation import check_one_of
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
