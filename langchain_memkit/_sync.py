@@ -44,7 +44,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
@@ -403,9 +402,7 @@ class ClosingMixin(ABC):
         """Return this object."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close this object."""
         self.close()
 
@@ -413,9 +410,7 @@ class ClosingMixin(ABC):
         """Return this object."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Close this object."""
         await self.aclose()
 

@@ -5,8 +5,8 @@ The steps are flows (see `_sync`), written once for sync and async calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._histories import asks_for_window, load_history, stored_ids
-from langchain_memkit._sync import Flow, Step, adrive, as_step, both, drive, event, shielded
+from langchain_memkit._sync import Flow, Step, adrive, as_step, both, closing_stream, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
 from langchain_memkit.messages.chain_io import StreamedOutput
 from langchain_memkit.messages.notes import insert_note
@@ -90,36 +90,24 @@ class HistoryTurn(Runnable[Any, Any]):
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Stream one turn for a streamed input, which is collected first."""
-        inner: list[Any] = []
+        # Core's wrapper ends without closing the generator, and the partial answer would not be saved.
+        with ExitStack() as inner:
 
-        def turn_of(values: Iterator[Any], run_manager: object, config: RunnableConfig) -> Iterator[Any]:
-            inner.append(generator := self._stream(values, config, kwargs))
-            return generator
+            def turn_of(values: Iterator[Any], run_manager: object, config: RunnableConfig) -> Iterator[Any]:
+                return inner.enter_context(closing(self._stream(values, config, kwargs)))
 
-        try:
             yield from self._transform_stream_with_config(input, turn_of, config)
-        finally:
-            # Core's wrapper ends without closing the generator, and the partial answer would not be saved.
-            for generator in inner:
-                generator.close()
 
-    async def atransform(
+    def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Run `transform` asynchronously."""
-        inner: list[Any] = []
 
         def turn_of(values: AsyncIterator[Any], run_manager: object, config: RunnableConfig) -> AsyncIterator[Any]:
-            inner.append(generator := self._astream(values, config, kwargs))
-            return generator
+            return self._astream(values, config, kwargs)
 
-        try:
-            async with aclosing(self._atransform_stream_with_config(input, turn_of, config)) as outer:  # type: ignore[type-var]  # a generator
-                async for chunk in outer:
-                    yield chunk
-        finally:
-            for generator in inner:
-                await generator.aclose()
+        # Core's wrapper for this style does close the generator.
+        return closing_stream(self._atransform_stream_with_config(input, turn_of, config))
 
     async def _run(self, value: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Any:
         def call(turn: OpenTurn) -> Step[Any]:
@@ -142,7 +130,7 @@ class HistoryTurn(Runnable[Any, Any]):
         await as_step(lambda: self._finished(turn, output), shield=True)
         return output
 
-    def _stream(self, values: Iterator[Any], config: RunnableConfig, kwargs: dict[str, Any]) -> Iterator[Any]:
+    def _stream(self, values: Iterator[Any], config: RunnableConfig, kwargs: dict[str, Any]) -> Generator[Any]:
         gathered = StreamedOutput()
         for value in values:
             gathered.add(value)
