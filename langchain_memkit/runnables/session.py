@@ -62,31 +62,22 @@ def turn_id_of(configurable: Configurable) -> str:
     return str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
 
 
-def session_history(
+async def session_history(
     function: GetSessionHistory, specs: Specs, configurable: Configurable, name: str = "get_session_history"
-) -> Step[Any]:
-    """Prepare the call of `get_session_history` or of a memory factory by its signature, after checking every id."""
+) -> Any:
+    """Call `get_session_history` or a memory factory as its signature wants it, after checking every id."""
     own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
     kind: Any = type(function)
     parameters = _parameters_of_calls(kind) if own else inspect.signature(function).parameters
     find = _configured_ids if specs else _standard_ids
     args, kwargs = find(specs or (), configurable, parameters, name)
-
-    def checked(result: Any) -> Any:
-        if result is None:
-            msg = f"{name} returned None: it must return what it makes, so perhaps its `return` is missing"
-            raise ConfigurationError(msg)
-        return result
-
-    def call() -> Any:
-        return checked(function(*args, **kwargs))
-
-    async def acall() -> Any:
-        return call() if own else checked(await function(*args, **kwargs))
-
-    if own:  # a thread would only make it slower
-        return Step(call, acall)
-    return call_user_function(acall if inspect.iscoroutinefunction(function) else call, name=name)
+    call = partial(function, *args, **kwargs)
+    # A thread would only make a factory of ours slower.
+    result = call() if own else await call_user_function(call, name=name)
+    if result is None:
+        msg = f"{name} returned None: it must return what it makes, so perhaps its `return` is missing"
+        raise ConfigurationError(msg)
+    return result
 
 
 def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> GetSessionHistory:
@@ -110,9 +101,8 @@ def checked_function(function: object, specs: Specs = None, name: str = "get_ses
         return function
     of, kinds = function.__name__, {parameter.kind for parameter in parameters.values()}
     # `*args` of LangChain's base classes takes nothing.
-    star = (
-        inspect.Parameter.VAR_POSITIONAL in kinds and inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
-    )
+    own_init = inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
+    star = own_init and inspect.Parameter.VAR_POSITIONAL in kinds
     if len(specs or ()) < 2 and kinds and kinds.isdisjoint(BY_POSITION) and not star:
         msg = (
             f"{name} is the class {of}, which takes no session_id by position: keep one for each session in a dict, "
