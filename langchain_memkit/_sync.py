@@ -39,6 +39,7 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -46,7 +47,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
 from langchain_memkit.errors import ConfigurationError, MemkitError
@@ -358,7 +359,7 @@ def time_limited(step: Step[T], seconds: float | None, late: Callable[[], Except
     return Step(sync, asynchronous)
 
 
-async def closing_stream(chunks: AsyncIterator[T]) -> AsyncIterator[T]:
+async def closing_stream(chunks: AsyncIterator[T]) -> AsyncGenerator[T]:
     """Hand on a stream that is closed with this one: LangChain's wrappers leave their inner generators open."""
     try:
         async for chunk in chunks:
@@ -413,6 +414,19 @@ class ClosingMixin(ABC):
     async def __aexit__(self, *error: object) -> None:
         """Close this object."""
         await self.aclose()
+
+
+class EventRecorder(BaseCallbackHandler):
+    """Callback that keeps the data of custom events by their names, in the order in which they were sent."""
+
+    run_inline = True  # it only keeps references, which needs no thread
+
+    def __init__(self) -> None:
+        self.events: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Keep the data of an event."""
+        self.events[name].append(data)
 
 
 CONDENSED = "memkit_condense_question"

@@ -503,8 +503,21 @@ class AgentTurns:
         left = [m for m in left if m.id not in known and is_dialogue(m)]
         if before is not None and not before["done"]:
             first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
-        marker = _open_marker(place, turn_id, messages, first, view)
-        marker["base"], marker["skip"] = before["seq"] if before else 0, skip
+        marker = Marker(
+            key=uuid4().hex,
+            place=place,
+            turn_id=turn_id,
+            first=messages[first].id if first < len(messages) else None,
+            start=first,
+            end=messages[-1].id if messages else None,
+            held=len(messages),
+            done=False,
+            epoch=view.epoch,
+            since=view.read_at.isoformat() if view.read_at else None,
+            base=before["seq"] if before else 0,
+            seq=view.seq,
+            skip=skip,
+        )
         # A branch is stored whole, beginning with its question.
         run = Run(session, marker, view, set() if left_branch else known)
         run.start_at(messages, first)
@@ -652,9 +665,8 @@ class AgentTurns:
         messages = messages_in(state)
         new = run.unstored(run.observe(messages))
         # Late results of a run that was stopped follow their tool calls again, since they were stored without them.
-        late = [
-            m.tool_call_id for m in takewhile(lambda m: isinstance(m, ToolMessage), new) if isinstance(m, ToolMessage)
-        ]
+        results: Any = takewhile(lambda m: isinstance(m, ToolMessage), new)
+        late = [result.tool_call_id for result in results]
         said = [m for m in run.own(messages) if isinstance(m, AIMessage)] if late else []
         if calls := [call for m in said for call in m.tool_calls if call["id"] in late]:
             new = [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new]
@@ -709,24 +721,6 @@ def _already_asked(
             break
         count += 1
     return count
-
-
-def _open_marker(place: str, turn_id: str, messages: Sequence[BaseMessage], first: int, view: HistoryView) -> Marker:
-    return Marker(
-        key=uuid4().hex,
-        place=place,
-        turn_id=turn_id,
-        first=messages[first].id if first < len(messages) else None,
-        start=first,
-        end=messages[-1].id if messages else None,
-        held=len(messages),
-        done=False,
-        epoch=view.epoch,
-        since=view.read_at.isoformat() if view.read_at else None,
-        base=0,
-        seq=view.seq,
-        skip=[],
-    )
 
 
 async def _was_cleared(session: BoundSession, view: HistoryView) -> bool:

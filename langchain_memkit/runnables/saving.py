@@ -86,12 +86,6 @@ class OpenTurn:
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
     watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
 
-    @property
-    def draws_epoch(self) -> bool:
-        """Whether the turn may draw a new epoch: as the session's first, or because those before it may expire."""
-        history, view = self.session.history, self.view
-        return view.seq == 0 or view.epoch != self.epoch or bool(getattr(history, "ttl", None))
-
 
 @dataclass(slots=True, kw_only=True)
 class TurnOptions:
@@ -240,9 +234,10 @@ class TurnOptions:
                 raise
             await self._dropped(turn, error)
             named = error.stored  # the first attempt may have ended before the memories saved it
-        # Only a turn that may have drawn the epoch itself passes its position, where the epoch is looked up.
-        drawn_at = seq if turn.draws_epoch else None
-        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, drawn_at)
+        # A turn that may have drawn the epoch itself (as the session's first, or because those before it may expire)
+        # passes its position, where the epoch is looked up.
+        drew = turn.view.seq == 0 or turn.view.epoch != turn.epoch or getattr(history, "ttl", None)
+        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, seq if drew else None)
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -25,25 +25,17 @@ from langchain_memkit.runnables.session import BoundSession, Specs, session_hist
 from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, ModelInputWatch, Wiring, warn_once
 
 
+@dataclass(eq=False, repr=False)
 class HistoryTurn(Runnable[Any, Any]):
     """Runnable that performs the whole turn; `RunnableWithMessageHistory` binds it."""
 
-    watched: bool = True  # whether it is still unknown if the models are given the past
-
-    def __init__(
-        self,
-        runnable: Runnable[Any, Any],
-        get_session_history: GetSessionHistory,
-        wiring: Wiring,
-        specs: Specs,
-        options: TurnOptions,
-    ) -> None:
-        self.runnable = runnable
-        self.name = "RunnableWithMessageHistory"
-        self.wiring = wiring
-        self._get_session_history = get_session_history
-        self._specs = specs
-        self._options = options
+    runnable: Runnable[Any, Any]
+    _get_session_history: GetSessionHistory
+    wiring: Wiring
+    _specs: Specs
+    _options: TurnOptions
+    name: str | None = "RunnableWithMessageHistory"
+    watched: bool = field(default=True, init=False)  # whether it is still unknown if the models are given the past
 
     @property
     def preprocessor(self) -> PreprocessorLike | None:
@@ -111,10 +103,9 @@ class HistoryTurn(Runnable[Any, Any]):
 
     async def _run(self, value: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Any:
         def call(turn: OpenTurn) -> Step[Any]:
-            runnable = self.runnable
             return Step(
-                lambda: runnable.invoke(turn.input, turn.config, **kwargs),
-                lambda: runnable.ainvoke(turn.input, turn.config, **kwargs),
+                lambda: self.runnable.invoke(turn.input, turn.config, **kwargs),
+                lambda: self.runnable.ainvoke(turn.input, turn.config, **kwargs),
             )
 
         turn = await self._open(value, config)
