@@ -61,9 +61,6 @@ except ImportError:
         messages: list[BaseMessage]
         """The conversation, oldest first: an attribute or a property."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)  # other bases of a subclass get their arguments
-
         async def aget_messages(self) -> list[BaseMessage]:
             """Read `messages` asynchronously."""
             return await run_in_executor(None, lambda: self.messages)

@@ -55,7 +55,6 @@ from langchain_memkit.errors import ConfigurationError, MemkitError
 logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
-U = TypeVar("U")
 T_co = TypeVar("T_co", covariant=True)
 
 Flow: TypeAlias = Coroutine[Any, Any, T]
@@ -286,24 +285,6 @@ def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
         return results
 
     return Step(sync, asynchronous)
-
-
-def both(first: Step[T], second: Step[U]) -> Step[tuple[T, U]]:
-    """Combine two steps into one that returns both results; it raises the error of the first that failed.
-
-    In sync code the steps run one after the other, on an event loop at the same time.
-    """
-
-    async def asynchronous() -> tuple[T, U]:
-        reading = first.asynchronous(), second.asynchronous()
-        one, other = await asyncio.gather(*reading, return_exceptions=True)
-        if isinstance(one, BaseException):
-            raise one
-        if isinstance(other, BaseException):
-            raise other
-        return one, other
-
-    return Step(lambda: (first.sync(), second.sync()), asynchronous)
 
 
 def internal_call(run_name: str, purpose: str) -> RunnableConfig:

@@ -29,7 +29,7 @@ from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.types import Command
 
 from langchain_memkit._histories import epoch_at, load_history, seq_of, stored_ids
-from langchain_memkit._sync import Step, as_step, both
+from langchain_memkit._sync import Step, as_step
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, Turn, TurnContext
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -577,10 +577,10 @@ class AgentTurns:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, beside = self._view(session, asked, config), self.options.prompt.beside
         if session.native:
-            known, read = await beside(session.memories, both(stored_ids(session.history, ids), view))
+            known, read = await beside(session.memories, stored_ids(session.history, ids), view)
             # What was stored between the two reads is in the later one: it must not be taken for unstored.
             return known | ({m.id for m in read.messages if m.id} & {*ids}), read
-        found = await beside(session.memories, view)
+        [found] = await beside(session.memories, view)
         return {m.id for m in found.messages if m.id}, found
 
     def _view(self, session: BoundSession, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:

@@ -22,14 +22,7 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import CONDENSED, EventRecorder, Step, adrive, closing_stream, drive
 from langchain_memkit.base import CONTEXT as TURN
-from langchain_memkit.base import (
-    GetSessionHistory,
-    Window,
-    check_arguments,
-    check_one_of,
-    check_prompt,
-    check_size,
-)
+from langchain_memkit.base import GetSessionHistory, Window, check_arguments, check_one_of, check_prompt, check_size
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.retriever import record_of
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,17 +20,7 @@ from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowErro
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, event, gather, raise_or_call
-from langchain_memkit.base import (
-    IDS,
-    GetSessionHistory,
-    HistoryView,
-    Memory,
-    Preprocessor,
-    Query,
-    TurnContext,
-    check_id,
-    did_you_mean,
-)
+from langchain_memkit.base import IDS, HistoryView, Memory, Preprocessor, Query, TurnContext, check_id, did_you_mean
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, load_failure, name_of
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -63,7 +53,7 @@ def turn_id_of(configurable: Configurable) -> str:
 
 
 async def session_history(
-    function: GetSessionHistory, specs: Specs, configurable: Configurable, name: str = "get_session_history"
+    function: Callable[..., Any], specs: Specs, configurable: Configurable, name: str = "get_session_history"
 ) -> Any:
     """Call `get_session_history` or a memory factory as its signature wants it, after checking every id."""
     own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
@@ -80,7 +70,7 @@ async def session_history(
     return result
 
 
-def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> GetSessionHistory:
+def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> Callable[..., Any]:
     """Validate that an argument can be called with the ids, and is not a class that needs further arguments.
 
     Raises:
@@ -238,15 +228,15 @@ class PromptBuilder:
             bound.append(memory)
         return BoundSession(history, is_native(history), bound)
 
-    async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
-        """Perform the read of the history while the memories prefetch what they can; return what it returns.
+    async def beside(self, memories: Sequence[Memory], *reads: Step[Any]) -> list[Any]:
+        """Perform the reads of the history while the memories prefetch what they can; return what the reads return.
 
-        On an event loop all memories prefetch; in sync code only those that wait for a server, since a thread costs
-        more than reading a file.
+        On an event loop all go at once, and all memories prefetch; in sync code only those that wait for a server,
+        since a thread costs more than reading a file.
         """
         able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
-        if not able:
-            return await read
+        if not able and len(reads) == 1:
+            return [await reads[0]]
         remote = [memory for memory in able if getattr(memory, "is_remote", False)]
 
         def sync() -> list[Any]:
@@ -254,14 +244,15 @@ class PromptBuilder:
             with suppress(RuntimeError):  # at interpreter shutdown no threads can be started
                 reading += [shared_threads().submit(memory.prefetch) for memory in remote]
             try:
-                return [read.sync()]
+                return [read.sync() for read in reads]
             finally:  # a memory whose read has not begun, since all threads are busy, reads in its own load
                 wait([each for each in reading if not each.cancel()])
 
-        steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
-        found: T | Exception = (await Step(sync, gather(steps).asynchronous))[0]
-        if isinstance(found, Exception):
-            raise found
+        steps = [*reads, *(Step(lambda: None, memory.aprefetch) for memory in able)]
+        found: list[Any] = (await Step(sync, gather(steps).asynchronous))[: len(reads)]
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
         return found
 
     async def load(

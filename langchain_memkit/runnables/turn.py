@@ -16,7 +16,7 @@ from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._histories import asks_for_window, load_history, stored_ids
-from langchain_memkit._sync import Flow, Step, adrive, as_step, both, closing_stream, drive, event, shielded
+from langchain_memkit._sync import Flow, Step, adrive, as_step, closing_stream, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
 from langchain_memkit.messages.chain_io import StreamedOutput
 from langchain_memkit.messages.notes import insert_note
@@ -248,11 +248,11 @@ class HistoryTurn(Runnable[Any, Any]):
             if asks_for_window(prompt.preprocessor):
                 known = await stored_ids(history, ids)
             else:
-                known, view = await prompt.beside(memories, both(stored_ids(history, ids), reads))
+                known, view = await prompt.beside(memories, stored_ids(history, ids), reads)
         given, known = _new_or_whole(given, known)
         config["configurable"][CONTEXT].asked = self._asked(given, known)
         if view is None:
-            view = await prompt.beside(memories, reads)
+            [view] = await prompt.beside(memories, reads)
         # For other packages' histories there is no lookup by id: the loaded messages are all that is known.
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given if m.id}
         return view, *_new_or_whole(given, known)
