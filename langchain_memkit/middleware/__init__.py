@@ -210,7 +210,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         given = value["messages"]
         messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
         run = await self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
-        seen = await self._turns.prompt(run, messages, messages, config, trial=True)
+        seen = await self._turns.prompt(run, messages, messages, config)
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: object) -> Configurable:

@@ -216,6 +216,7 @@ class Run:
     marker: Marker  # as the state holds it
     view: HistoryView  # the history as it was read
     known: set[str]  # ids of the run's messages that are stored already
+    trial: bool = False  # a dry run, which stores nothing
     older: set[str] = field(default_factory=set)  # ids of the state's messages that came before the run
     older_unnamed: int = 0  # number of those without an id
     loaded: list[Record] | None = None  # what the memories returned
@@ -519,7 +520,7 @@ class AgentTurns:
             skip=skip,
         )
         # A branch is stored whole, beginning with its question.
-        run = Run(session, marker, view, set() if left_branch else known)
+        run = Run(session, marker, view, set() if left_branch else known, trial=trial)
         run.start_at(messages, first)
         # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
         if left and not (before is None and await _was_cleared(session, view)):
@@ -623,13 +624,7 @@ class AgentTurns:
         run.view = await self._view(run.session, asked, config)
 
     async def prompt(
-        self,
-        run: Run,
-        given: Sequence[BaseMessage],
-        messages: Sequence[BaseMessage],
-        config: RunnableConfig,
-        *,
-        trial: bool = False,
+        self, run: Run, given: Sequence[BaseMessage], messages: Sequence[BaseMessage], config: RunnableConfig
     ) -> list[BaseMessage]:
         """Build the messages for one call of the model from those of its request and of the state.
 
@@ -645,7 +640,7 @@ class AgentTurns:
         # Memories are loaded once per run, so that later calls of the same run see the same note.
         if run.loaded is None:
             view = run.view._replace(messages=past)
-            run.loaded = await prompt.load(run.session.memories, view, own, inside, trial=trial)
+            run.loaded = await prompt.load(run.session.memories, view, own, inside, trial=run.trial)
         kept, note = await prompt.compose(context, run.loaded, past, inside)
         chain = prompt.preprocessor
         budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)

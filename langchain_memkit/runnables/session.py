@@ -59,8 +59,8 @@ async def session_history(
     own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
     kind: Any = type(function)
     parameters = _parameters_of_calls(kind) if own else inspect.signature(function).parameters
-    find = _configured_ids if specs else _standard_ids
-    args, kwargs = find(specs or (), configurable, parameters, name)
+    given = configurable, parameters, name
+    args, kwargs = _configured_ids(specs, *given) if specs else _standard_ids(*given)
     call = partial(function, *args, **kwargs)
     # A thread would only make a factory of ours slower.
     result = call() if own else await call_user_function(call, name=name)
@@ -125,9 +125,7 @@ def _parameters_of_calls(kind: type) -> Mapping[str, inspect.Parameter]:
 Arguments = tuple[list[Any], dict[str, Any]]
 
 
-def _standard_ids(
-    specs: object, configurable: Configurable, parameters: Mapping[str, inspect.Parameter], name: str
-) -> Arguments:
+def _standard_ids(configurable: Configurable, parameters: Mapping[str, inspect.Parameter], name: str) -> Arguments:
     """Return the arguments: `session_id` (else `thread_id`) by position, `user_id` by name if the function takes it."""
     args: list[Any] = []
     if parameters:
@@ -308,14 +306,9 @@ class PromptBuilder:
         context.notes = [] if note is None else [note]
         return past, note
 
-    async def shrink(
-        self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
-    ) -> None:
-        """Scale the budget down for one retry after a context overflow, or raise the model's error.
-
-        Once the model has begun to answer (`said`), nothing is retried.
-        """
-        if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
+    async def shrink(self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError) -> None:
+        """Scale the budget down for one retry after a context overflow, or raise the model's error."""
+        if context.scale < 1 or not context.used or self.on_context_overflow == "raise":
             raise error
         logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
         await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})

@@ -113,7 +113,7 @@ class HistoryTurn(Runnable[Any, Any]):
             try:
                 output = await call(turn)
             except ContextOverflowError as error:
-                turn = await self._smaller(turn, error)
+                turn = await self._smaller(turn, error, StreamedOutput())
                 output = await call(turn)
         except Exception:
             await as_step(lambda: self._options.model_failed(turn), shield=True)
@@ -274,13 +274,12 @@ class HistoryTurn(Runnable[Any, Any]):
             return given
         return [m for m in given if not m.id or m.id not in known] or given[-1:]
 
-    async def _smaller(
-        self, turn: OpenTurn, error: ContextOverflowError, streamed: StreamedOutput | None = None
-    ) -> OpenTurn:
+    async def _smaller(self, turn: OpenTurn, error: ContextOverflowError, streamed: StreamedOutput) -> OpenTurn:
         """Rebuild the turn with less of the past after a context overflow, or raise the model's error."""
+        if self._has_answered(streamed):
+            raise error
         context: TurnContext = turn.config["configurable"][CONTEXT]
-        said = streamed is not None and self._has_answered(streamed)
-        await self._options.prompt.shrink(context, turn.config, error, said=said)
+        await self._options.prompt.shrink(context, turn.config, error)
         again = await self._open(turn.called_with, turn.config, context.scale)
         # Turn id, epoch and new input stay those of the first attempt; only the prompt changes.
         made = {"shown": again.shown, "asked": again.asked, "input": again.input}
