@@ -168,16 +168,14 @@ async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
     async def work() -> T:
         return await adrive(make_flow())
 
-    # A cancellation ends only the wait: the shielded task goes on, and is awaited again.
+    # A cancellation ends only the wait: the task goes on, and is awaited again. Its own error comes below.
     task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
-            break
     if task.cancelled():
         # The task itself was cancelled: the loop is shutting down and has cancelled every task. It does so once, so
         # the work can still be done here.
@@ -276,12 +274,11 @@ def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
         return results
 
     async def asynchronous() -> list[T | Exception]:
-        results: list[T | Exception] = []
-        for result in await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True):
+        results: list[Any] = await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True)
+        for result in results:
             # a cancellation or an interrupt is not a result
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
-            results.append(result)
         return results
 
     return Step(sync, asynchronous)

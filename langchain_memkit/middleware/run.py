@@ -30,7 +30,7 @@ from langgraph.types import Command
 
 from langchain_memkit._histories import epoch_at, load_history, seq_of, stored_ids
 from langchain_memkit._sync import Step, as_step
-from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, Turn, TurnContext
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.notes import Record, insert_note, is_note
@@ -723,13 +723,7 @@ async def _was_cleared(session: BoundSession, view: HistoryView) -> bool:
 
     It is also true if the first turns expired, since expired text must not be stored again either.
     """
-    if not (session.native and view.epoch):
-        return False
-    history = session.history
-    first: Turn | None = await Step(
-        lambda: next(history.iter_turns(), None), lambda: anext(aiter(history.aiter_turns()), None)
-    )
-    return first is None or first.seq > 1
+    return bool(session.native and view.epoch) and await epoch_at(session.history, 1) is None
 
 
 async def _is_cleared(session: BoundSession, before: Marker, view: HistoryView) -> bool:

@@ -71,11 +71,7 @@ async def session_history(
 
 
 def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> Callable[..., Any]:
-    """Validate that an argument can be called with the ids, and is not a class that needs further arguments.
-
-    Raises:
-        ConfigurationError: It cannot be called so; the text names the factory, or a function that can.
-    """
+    """Return an argument that can be called with the ids, else raise a ConfigurationError that names one that can."""
     if not callable(function):
         msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
         raise ConfigurationError(msg)
