@@ -176,10 +176,9 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
 
     def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
         # Skip LangChain's method, and drop the history of an enclosing chain, which is another conversation's.
-        config = RunnableBindingBase._merge_configs(self, *configs)
-        ensured = ensure_config(config)
-        configurable = {k: v for k, v in ensured.get("configurable", {}).items() if k != "message_history"}
-        return {**ensured, "configurable": configurable}
+        config = ensure_config(RunnableBindingBase._merge_configs(self, *configs))
+        configurable = {k: v for k, v in config.get("configurable", {}).items() if k != "message_history"}
+        return {**config, "configurable": configurable}
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream one turn; when `aclose()` returns, the partial answer is stored."""

@@ -81,10 +81,7 @@ def checked_function(function: object, specs: Specs = None, name: str = "get_ses
         raise ConfigurationError(msg)
     if not isinstance(function, type):
         return function
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # it has no signature
-        return function
+    parameters = inspect.signature(function).parameters
     of, kinds = function.__name__, {parameter.kind for parameter in parameters.values()}
     # `*args` of LangChain's base classes takes nothing.
     own_init = inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
