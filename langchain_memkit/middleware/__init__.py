@@ -20,6 +20,7 @@ from langchain.agents.middleware.types import (
     ModelResponse,
     ToolCallRequest,
 )
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
@@ -28,7 +29,6 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError

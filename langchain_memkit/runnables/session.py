@@ -9,14 +9,15 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 from pydantic import BaseModel
 
-from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowError, InMemoryChatMessageHistory
+from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, event, gather, raise_or_call
@@ -26,8 +27,6 @@ from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK, OnLoadError, lo
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.text import is_user_message
-
-T = TypeVar("T")
 
 logger = logging.getLogger("langchain_memkit")
 

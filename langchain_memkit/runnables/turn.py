@@ -10,11 +10,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._histories import asks_for_window, load_history, stored_ids
 from langchain_memkit._sync import Flow, Step, adrive, as_step, closing_stream, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
