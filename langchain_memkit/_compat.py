@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, get_buffer_string
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import run_in_executor
@@ -19,7 +18,6 @@ from pydantic import BaseModel, Field
 
 __all__ = [
     "BaseChatMessageHistory",
-    "ContextOverflowError",
     "CoreRunnableWithMessageHistory",
     "InMemoryChatMessageHistory",
 ]
@@ -60,9 +58,6 @@ except ImportError:
 
         messages: list[BaseMessage]
         """The conversation, oldest first: an attribute or a property."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)  # other bases of a subclass get their arguments
 
         async def aget_messages(self) -> list[BaseMessage]:
             """Read `messages` asynchronously."""

@@ -39,15 +39,15 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
 from langchain_memkit.errors import ConfigurationError, MemkitError
@@ -55,7 +55,6 @@ from langchain_memkit.errors import ConfigurationError, MemkitError
 logger = logging.getLogger("langchain_memkit")
 
 T = TypeVar("T")
-U = TypeVar("U")
 T_co = TypeVar("T_co", covariant=True)
 
 Flow: TypeAlias = Coroutine[Any, Any, T]
@@ -169,16 +168,14 @@ async def shielded(make_flow: Callable[[], Flow[T]]) -> T:
     async def work() -> T:
         return await adrive(make_flow())
 
-    # A cancellation ends only the wait: the shielded task goes on, and is awaited again.
+    # A cancellation ends only the wait: the task goes on, and is awaited again. Its own error comes below.
     task = asyncio.ensure_future(work())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException:  # noqa: BLE001  # the task's own error: raised or logged below
-            break
     if task.cancelled():
         # The task itself was cancelled: the loop is shutting down and has cancelled every task. It does so once, so
         # the work can still be done here.
@@ -277,33 +274,14 @@ def gather(steps: Sequence[Step[T]]) -> Step[list[T | Exception]]:
         return results
 
     async def asynchronous() -> list[T | Exception]:
-        results: list[T | Exception] = []
-        for result in await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True):
+        results: list[Any] = await asyncio.gather(*(step.asynchronous() for step in steps), return_exceptions=True)
+        for result in results:
             # a cancellation or an interrupt is not a result
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
-            results.append(result)
         return results
 
     return Step(sync, asynchronous)
-
-
-def both(first: Step[T], second: Step[U]) -> Step[tuple[T, U]]:
-    """Combine two steps into one that returns both results; it raises the error of the first that failed.
-
-    In sync code the steps run one after the other, on an event loop at the same time.
-    """
-
-    async def asynchronous() -> tuple[T, U]:
-        reading = first.asynchronous(), second.asynchronous()
-        one, other = await asyncio.gather(*reading, return_exceptions=True)
-        if isinstance(one, BaseException):
-            raise one
-        if isinstance(other, BaseException):
-            raise other
-        return one, other
-
-    return Step(lambda: (first.sync(), second.sync()), asynchronous)
 
 
 def internal_call(run_name: str, purpose: str) -> RunnableConfig:
@@ -359,7 +337,7 @@ def time_limited(step: Step[T], seconds: float | None, late: Callable[[], Except
     return Step(sync, asynchronous)
 
 
-async def closing_stream(chunks: AsyncIterator[T]) -> AsyncIterator[T]:
+async def closing_stream(chunks: AsyncIterator[T]) -> AsyncGenerator[T]:
     """Hand on a stream that is closed with this one: LangChain's wrappers leave their inner generators open."""
     try:
         async for chunk in chunks:
@@ -403,9 +381,7 @@ class ClosingMixin(ABC):
         """Return this object."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close this object."""
         self.close()
 
@@ -413,11 +389,22 @@ class ClosingMixin(ABC):
         """Return this object."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Close this object."""
         await self.aclose()
+
+
+class EventRecorder(BaseCallbackHandler):
+    """Callback that keeps the data of custom events by their names, in the order in which they were sent."""
+
+    run_inline = True  # it only keeps references, which needs no thread
+
+    def __init__(self) -> None:
+        self.events: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Keep the data of an event."""
+        self.events[name].append(data)
 
 
 CONDENSED = "memkit_condense_question"

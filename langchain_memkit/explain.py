@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
 
-from langchain_memkit._sync import CONDENSED
+from langchain_memkit._sync import CONDENSED, EventRecorder, Step, adrive, drive
 from langchain_memkit.base import TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK
@@ -148,9 +147,7 @@ class TurnExplanation:
         """Format a bar for each part, a line for each message, and one for each recalled record."""
         return "\n".join(line for line, _ in self._lines())
 
-    def __repr__(self) -> str:
-        """Return the same text as `str`, so that a Python prompt displays it."""
-        return str(self)
+    __repr__ = __str__  # a Python prompt displays it
 
     @property
     def size(self) -> str:
@@ -262,55 +259,19 @@ def explain_turn(runnable: Runnable[Any, Any], input: Any, config: RunnableConfi
         >>> seen.tokens["history"], seen.dropped, [m.text for m in seen.messages]
         (14, 2, ['How are you?', 'Fine!'])
     """
-    turn, config, listener = _prepare(runnable, config)
-    if turn is None:
-        return _explained(runnable.invoke(input, config), None, runnable, listener)
-    opened = turn.open(input, config)
-    return _explained(opened.shown, opened, turn.preprocessor, listener)
+    return drive(_explain(runnable, input, config))
 
 
 async def aexplain_turn(
     runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None
 ) -> TurnExplanation:
     """Run `explain_turn` asynchronously."""
-    turn, config, listener = _prepare(runnable, config)
-    if turn is None:
-        return _explained(await runnable.ainvoke(input, config), None, runnable, listener)
-    opened: OpenTurn = await turn.aopen(input, config)
-    return _explained(opened.shown, opened, turn.preprocessor, listener)
+    return await adrive(_explain(runnable, input, config))
 
 
-class _Listener(BaseCallbackHandler):
-    """Callback that collects the reports of preprocessors and memories, and the memories that failed."""
-
-    def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
-        self.failed: list[str] = []
-        self.remarks: list[str] = []
-        self.searched_for: str | None = None
-
-    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        if name == EVENT:
-            self.heard.append(data)
-        elif name == CONDENSED and data["searched_for"] != data["original"] and self.searched_for is None:
-            self.searched_for = data["searched_for"]  # the outer retriever speaks first
-        elif name == LOAD_ERROR:
-            self.failed.append(data["message"])
-        elif name == REMARK:
-            self.remarks.append(data["message"])
-
-
-class _Turn(Protocol):
-    """The interface for opening a turn without running it, of a chain, a RAG chain or an agent's middleware."""
-
-    preprocessor: Any
-
-    def open(self, value: object, config: RunnableConfig | None = None, /) -> OpenTurn: ...
-    async def aopen(self, value: object, config: RunnableConfig | None = None, /) -> OpenTurn: ...
-
-
-def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None, RunnableConfig, _Listener]:
-    listener, found, alone = _Listener(), runnable, False
+async def _explain(runnable: Any, input: Any, config: RunnableConfig | None) -> TurnExplanation:
+    """Open the turn of a chain, a RAG chain or an agent's middleware, or run a preprocessor, and look at the prompt."""
+    recorder, found, alone = EventRecorder(), runnable, False
     # Unwrap bindings and sequences until something is found that can open a turn.
     while not hasattr(found, "aopen"):
         if isinstance(found, RunnableBindingBase):
@@ -322,12 +283,13 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None
         else:
             break
     # In this order: within a run, merging fills in the ids of that run where the config leaves them out.
-    config = merge_configs({"callbacks": [listener]}, ensure_config(config))
+    merged = merge_configs({"callbacks": [recorder]}, ensure_config(config))
     # The history of an enclosing chain is another conversation's than this chain's or agent's.
     if alone or not isinstance(found, Runnable):
-        config["configurable"] = {k: v for k, v in config["configurable"].items() if k != "message_history"}
+        merged["configurable"] = {k: v for k, v in merged["configurable"].items() if k != "message_history"}
     if hasattr(found, "aopen"):
-        return found, config, listener
+        opened = await Step(lambda: found.open(input, merged), lambda: found.aopen(input, merged))
+        return _explained(opened.shown, opened, found.preprocessor, recorder.events)
     if not _is_ours(found) or any(isinstance(step, BaseLanguageModel) for step in _steps(found)):
         msg = (
             "explain_turn takes what create_runnable_with_message_history returned, an agent's "
@@ -335,7 +297,8 @@ def _prepare(runnable: Any, config: RunnableConfig | None) -> tuple[_Turn | None
             f"not this {type(runnable).__name__}"
         )
         raise ConfigurationError(msg)
-    return None, config, listener
+    shown = await Step(lambda: runnable.invoke(input, merged), lambda: runnable.ainvoke(input, merged))
+    return _explained(shown, None, runnable, recorder.events)
 
 
 def _steps(runnable: Any) -> list[Any]:
@@ -356,9 +319,9 @@ def _is_ours(runnable: object) -> bool:
 
 
 def _explained(
-    shown: Sequence[BaseMessage], opened: OpenTurn | None, preprocessor: Any, listener: _Listener
+    shown: Sequence[BaseMessage], opened: OpenTurn | None, preprocessor: Any, events: Mapping[str, list[Any]]
 ) -> TurnExplanation:
-    """Combine the prompt with the reports of all preprocessors in a sequence."""
+    """Combine the prompt with the reports of all preprocessors in a sequence, and with what memories said."""
     counters = [step.token_counter for step in _steps(preprocessor) if hasattr(step, "token_counter")]
     counter: TokenCounter = counters[-1] if counters else approximate_tokens
     asked: Sequence[BaseMessage] = () if opened is None else opened.asked
@@ -374,16 +337,16 @@ def _explained(
     ]
     beside = sum(size for m, size in zip(given, sizes, strict=True) if not _names([m]) & known)
     left = [m for m in asked if not _names([m]) & known]
-    heard = listener.heard
-    notes = [*(note for event in heard for note in event["notes"]), *listener.failed, *listener.remarks]
+    heard = events[EVENT]
+    notes = [note for event in heard for note in event["notes"]]
+    notes += [event["message"] for event in (*events[LOAD_ERROR], *events[REMARK])]
     if preprocessor is not None and not heard:
         notes.append("the preprocessor does not say what it left out")
     tokens = {part: sum(m.tokens for m in messages if m.part == part) for part in PARTS}
     max_tokens = min((event["max_tokens"] for event in heard), default=None)
-    if max_tokens is not None and counter_name(counter) == "len":  # such a budget counts past messages only
-        max_tokens += tokens["input"]
-    if max_tokens is not None:  # the budget does not include the instruction and documents of a RAG chain
-        max_tokens += beside
+    if max_tokens is not None:
+        # The budget does not include the instruction and documents of a RAG chain; `len` counts past messages only.
+        max_tokens += beside + (tokens["input"] if counter_name(counter) == "len" else 0)
     if left:
         notes.append(f"{len(left):,} of the run's own messages are left out, since they outgrow the budget")
     reserved = max((event["reserved"] for event in heard), default=0)
@@ -404,7 +367,8 @@ def _explained(
         ],
         notes=notes,
         counter=counter_name(counter),
-        searched_for=listener.searched_for,
+        # The outer retriever speaks first.
+        searched_for=next((e["searched_for"] for e in events[CONDENSED] if e["searched_for"] != e["original"]), None),
     )
 
 

@@ -12,8 +12,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 
 import langchain_memkit
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore, inspection
-from langchain_memkit.base import check_id, purge_user, user_prefix
-from langchain_memkit.base.memory import Purgeable
+from langchain_memkit.base import Purgeable, check_id, purge_user, user_prefix
 from langchain_memkit.cli.output import Output
 from langchain_memkit.cli.targets import Target, require_mongodb
 from langchain_memkit.errors import ConfigurationError

@@ -20,6 +20,7 @@ from langchain.agents.middleware.types import (
     ModelResponse,
     ToolCallRequest,
 )
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
@@ -28,7 +29,6 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
@@ -210,7 +210,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         given = value["messages"]
         messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
         run = await self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
-        seen = await self._turns.prompt(run, messages, messages, config, trial=True)
+        seen = await self._turns.prompt(run, messages, messages, config)
         return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: object) -> Configurable:

@@ -29,8 +29,8 @@ from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.types import Command
 
 from langchain_memkit._histories import epoch_at, load_history, seq_of, stored_ids
-from langchain_memkit._sync import Step, as_step, both
-from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, Turn, TurnContext
+from langchain_memkit._sync import Step, as_step
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.notes import Record, insert_note, is_note
@@ -216,6 +216,7 @@ class Run:
     marker: Marker  # as the state holds it
     view: HistoryView  # the history as it was read
     known: set[str]  # ids of the run's messages that are stored already
+    trial: bool = False  # a dry run, which stores nothing
     older: set[str] = field(default_factory=set)  # ids of the state's messages that came before the run
     older_unnamed: int = 0  # number of those without an id
     loaded: list[Record] | None = None  # what the memories returned
@@ -503,10 +504,23 @@ class AgentTurns:
         left = [m for m in left if m.id not in known and is_dialogue(m)]
         if before is not None and not before["done"]:
             first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
-        marker = _open_marker(place, turn_id, messages, first, view)
-        marker["base"], marker["skip"] = before["seq"] if before else 0, skip
+        marker = Marker(
+            key=uuid4().hex,
+            place=place,
+            turn_id=turn_id,
+            first=messages[first].id if first < len(messages) else None,
+            start=first,
+            end=messages[-1].id if messages else None,
+            held=len(messages),
+            done=False,
+            epoch=view.epoch,
+            since=view.read_at.isoformat() if view.read_at else None,
+            base=before["seq"] if before else 0,
+            seq=view.seq,
+            skip=skip,
+        )
         # A branch is stored whole, beginning with its question.
-        run = Run(session, marker, view, set() if left_branch else known)
+        run = Run(session, marker, view, set() if left_branch else known, trial=trial)
         run.start_at(messages, first)
         # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
         if left and not (before is None and await _was_cleared(session, view)):
@@ -564,10 +578,10 @@ class AgentTurns:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, beside = self._view(session, asked, config), self.options.prompt.beside
         if session.native:
-            known, read = await beside(session.memories, both(stored_ids(session.history, ids), view))
+            known, read = await beside(session.memories, stored_ids(session.history, ids), view)
             # What was stored between the two reads is in the later one: it must not be taken for unstored.
             return known | ({m.id for m in read.messages if m.id} & {*ids}), read
-        found = await beside(session.memories, view)
+        [found] = await beside(session.memories, view)
         return {m.id for m in found.messages if m.id}, found
 
     def _view(self, session: BoundSession, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:
@@ -610,13 +624,7 @@ class AgentTurns:
         run.view = await self._view(run.session, asked, config)
 
     async def prompt(
-        self,
-        run: Run,
-        given: Sequence[BaseMessage],
-        messages: Sequence[BaseMessage],
-        config: RunnableConfig,
-        *,
-        trial: bool = False,
+        self, run: Run, given: Sequence[BaseMessage], messages: Sequence[BaseMessage], config: RunnableConfig
     ) -> list[BaseMessage]:
         """Build the messages for one call of the model from those of its request and of the state.
 
@@ -632,7 +640,7 @@ class AgentTurns:
         # Memories are loaded once per run, so that later calls of the same run see the same note.
         if run.loaded is None:
             view = run.view._replace(messages=past)
-            run.loaded = await prompt.load(run.session.memories, view, own, inside, trial=trial)
+            run.loaded = await prompt.load(run.session.memories, view, own, inside, trial=run.trial)
         kept, note = await prompt.compose(context, run.loaded, past, inside)
         chain = prompt.preprocessor
         budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
@@ -652,9 +660,8 @@ class AgentTurns:
         messages = messages_in(state)
         new = run.unstored(run.observe(messages))
         # Late results of a run that was stopped follow their tool calls again, since they were stored without them.
-        late = [
-            m.tool_call_id for m in takewhile(lambda m: isinstance(m, ToolMessage), new) if isinstance(m, ToolMessage)
-        ]
+        results: Any = takewhile(lambda m: isinstance(m, ToolMessage), new)
+        late = [result.tool_call_id for result in results]
         said = [m for m in run.own(messages) if isinstance(m, AIMessage)] if late else []
         if calls := [call for m in said for call in m.tool_calls if call["id"] in late]:
             new = [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new]
@@ -711,36 +718,12 @@ def _already_asked(
     return count
 
 
-def _open_marker(place: str, turn_id: str, messages: Sequence[BaseMessage], first: int, view: HistoryView) -> Marker:
-    return Marker(
-        key=uuid4().hex,
-        place=place,
-        turn_id=turn_id,
-        first=messages[first].id if first < len(messages) else None,
-        start=first,
-        end=messages[-1].id if messages else None,
-        held=len(messages),
-        done=False,
-        epoch=view.epoch,
-        since=view.read_at.isoformat() if view.read_at else None,
-        base=0,
-        seq=view.seq,
-        skip=[],
-    )
-
-
 async def _was_cleared(session: BoundSession, view: HistoryView) -> bool:
     """Return whether the session may have been cleared at some time: it has no turn at position 1 any more.
 
     It is also true if the first turns expired, since expired text must not be stored again either.
     """
-    if not (session.native and view.epoch):
-        return False
-    history = session.history
-    first: Turn | None = await Step(
-        lambda: next(history.iter_turns(), None), lambda: anext(aiter(history.aiter_turns()), None)
-    )
-    return first is None or first.seq > 1
+    return bool(session.native and view.epoch) and await epoch_at(session.history, 1) is None
 
 
 async def _is_cleared(session: BoundSession, before: Marker, view: HistoryView) -> bool:

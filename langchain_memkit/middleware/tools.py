@@ -115,9 +115,7 @@ def _checked(value: str, name: str, most: int) -> str:
     if not text or len(text) > most:
         msg = f"{name} must be 1 to {most} characters, not {len(text)}."
         raise ToolException(msg)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if text.encode(errors="replace").decode() != text:  # it holds a lone surrogate
         msg = f"{name} is not valid text."
-        raise ToolException(msg) from None
+        raise ToolException(msg)
     return text

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Hum
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 
-from langchain_memkit.base.validation import check_prompt
+from langchain_memkit.base import check_prompt
 from langchain_memkit.messages.text import escaped, is_notification, message_text, quote_lines, role_of
 from langchain_memkit.messages.trimming import STATUS, SUMMARY, group_starts
 

@@ -23,12 +23,12 @@ from langchain_memkit.base import (
     TokenCounterLike,
     Window,
     check_id,
+    check_one_of,
     check_seconds,
     describe_type,
     user_prefix,
     utc_now,
 )
-from langchain_memkit.base.validation import check_one_of
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message

@@ -11,8 +11,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._sync import adrive, drive, event
-from langchain_memkit.base import TokenCounter, TokenCounterLike, Window
-from langchain_memkit.base.validation import check_one_of
+from langchain_memkit.base import TokenCounter, TokenCounterLike, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages.trimming import (
     RESULTS,

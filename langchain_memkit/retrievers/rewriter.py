@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 
-from langchain_memkit.base.validation import check_prompt
+from langchain_memkit.base import check_prompt
 from langchain_memkit.messages.text import answer_text, escaped, quote_lines, sentence_spans
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.ranking.tokenize import tokenize

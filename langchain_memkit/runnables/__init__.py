@@ -21,7 +21,6 @@ from pydantic import BaseModel, RootModel, create_model
 from pydantic.errors import PydanticUserError
 
 from langchain_memkit._compat import CoreRunnableWithMessageHistory
-from langchain_memkit._sync import closing_stream
 from langchain_memkit.base import GetSessionHistory, check_arguments, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
@@ -45,12 +44,8 @@ SESSION_ID = ConfigurableFieldSpec(
 SHOW = "give preprocessor= to change what the model is shown, or let get_session_history return a history of your own"
 STORE = "give before_save= to change what is stored, or let get_session_history return a history of your own"
 NEVER_CALLED = {
-    "_get_input_messages": STORE,
-    "_get_output_messages": STORE,
-    "_enter_history": SHOW,
-    "_aenter_history": SHOW,
-    "_exit_history": STORE,
-    "_aexit_history": STORE,
+    **dict.fromkeys(("_enter_history", "_aenter_history"), SHOW),
+    **dict.fromkeys(("_get_input_messages", "_get_output_messages", "_exit_history", "_aexit_history"), STORE),
 }
 """Methods that subclasses of LangChain's class override and memkit never calls, with what to do instead."""
 
@@ -181,20 +176,19 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
 
     def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
         # Skip LangChain's method, and drop the history of an enclosing chain, which is another conversation's.
-        config = RunnableBindingBase._merge_configs(self, *configs)
-        ensured = ensure_config(config)
-        configurable = {k: v for k, v in ensured.get("configurable", {}).items() if k != "message_history"}
-        return {**ensured, "configurable": configurable}
+        config = ensure_config(RunnableBindingBase._merge_configs(self, *configs))
+        configurable = {k: v for k, v in config.get("configurable", {}).items() if k != "message_history"}
+        return {**config, "configurable": configurable}
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream one turn; when `aclose()` returns, the partial answer is stored."""
-        return closing_stream(self.bound.astream(input, self._merge_configs(config), **{**self.kwargs, **kwargs}))
+        return self.bound.astream(input, self._merge_configs(config), **{**self.kwargs, **kwargs})
 
     def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Run `astream` for a streamed input."""
-        return closing_stream(self.bound.atransform(input, self._merge_configs(config), **{**self.kwargs, **kwargs}))
+        return self.bound.atransform(input, self._merge_configs(config), **{**self.kwargs, **kwargs})
 
 
 def _check_unchanged(names: Iterable[str]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias, Unpack, get_args
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -20,10 +20,9 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.utils import AddableDict
 
 from langchain_memkit._histories import has_native
-from langchain_memkit._sync import CONDENSED, Step, adrive, drive
+from langchain_memkit._sync import CONDENSED, EventRecorder, Step, adrive, closing_stream, drive
 from langchain_memkit.base import CONTEXT as TURN
-from langchain_memkit.base import GetSessionHistory, TurnContext, Window, check_arguments, check_one_of, check_size
-from langchain_memkit.base.validation import check_prompt
+from langchain_memkit.base import GetSessionHistory, Window, check_arguments, check_one_of, check_prompt, check_size
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.retriever import record_of
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
@@ -180,17 +179,15 @@ class RagAnswer(Runnable[Value, Value]):
         value, messages = drive(self.prepared(input, config))
         if first is not None:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
-        empty = True
+        piece = ""
         chunks = self._llm.stream(messages, config, **kwargs)
         try:
-            for piece in map(_text, chunks):
-                if piece:
-                    empty = False
-                    yield AddableDict({ANSWER: piece})
+            for piece in filter(None, map(_text, chunks)):
+                yield AddableDict({ANSWER: piece})
         finally:
             if hasattr(chunks, "close"):  # LangChain's streams are generators, others may not be
                 chunks.close()
-        if empty:
+        if not piece:
             yield AddableDict({ANSWER: ""})
 
     async def astream(
@@ -204,15 +201,11 @@ class RagAnswer(Runnable[Value, Value]):
         if first is not None:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         empty = True
-        chunks = self._llm.astream(messages, config, **kwargs)
-        try:
+        async with aclosing(closing_stream(self._llm.astream(messages, config, **kwargs))) as chunks:
             async for chunk in chunks:
                 if piece := _text(chunk):
                     empty = False
                     yield AddableDict({ANSWER: piece})
-        finally:
-            if hasattr(chunks, "aclose"):
-                await chunks.aclose()
         if empty:
             yield AddableDict({ANSWER: ""})
 
@@ -225,28 +218,17 @@ class RagAnswer(Runnable[Value, Value]):
         # The question is the user's last message, else the last one; a client may send others beside it.
         message = next((m for m in reversed(messages) if is_user_message(m)), messages[-1])
         before = [m for m in messages if m is not message]
-        question, retriever, heard = str(message.text), self._retriever, _Heard()
+        question, retriever, heard = str(message.text), self._retriever, EventRecorder()
         found: list[Document] = []
         if question.strip():  # else there is nothing to search for, as with an image without text
             query: Any = {"input": question, HISTORY: [*given[HISTORY], *before]}
             listening = merge_configs(config, {"callbacks": [heard]})
             found = await Step(lambda: retriever.invoke(query, listening), lambda: retriever.ainvoke(query, listening))
-        value = {**given, CONTEXT: found, STANDALONE: heard.question or question}
+        # The first event is from this chain's retriever; an inner retriever may be of the same class. Documents carry
+        # the condensed question too, but there may be none.
+        condensed = next((event["question"] for event in heard.events[CONDENSED] if event["question"]), question)
+        value = {**given, CONTEXT: found, STANDALONE: condensed}
         return value, await self._prompt.build(value, before, message, config)
-
-
-class _Heard(BaseCallbackHandler):
-    """Callback that records the condensed question; documents carry it too, but there may be none."""
-
-    run_inline = True  # it only stores a string, which needs no thread
-
-    def __init__(self) -> None:
-        self.question = ""
-
-    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        # Only the first event is from this chain's retriever; an inner retriever may be of the same class.
-        if name == CONDENSED and not self.question:
-            self.question = data["question"]
 
 
 def _first_chunk(value: Value, config: RunnableConfig) -> AddableDict | None:
@@ -254,7 +236,7 @@ def _first_chunk(value: Value, config: RunnableConfig) -> AddableDict | None:
 
     The output's own keys are left out, whose strings and lists a stream would append to.
     """
-    context: TurnContext | None = config.get("configurable", {}).get(TURN)
+    context = config.get("configurable", {}).get(TURN)
     if context is not None and context.scale < 1:
         return None
     return AddableDict({key: given for key, given in value.items() if key not in (ANSWER, CONTEXT, STANDALONE)})

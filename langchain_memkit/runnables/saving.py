@@ -16,6 +16,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit._histories import add_messages, append_turn, turns_between
 from langchain_memkit._sync import Step, call_user_function, event, raise_or_call
 from langchain_memkit.base import (
+    MAX_ID_BYTES,
     HistoryView,
     Memory,
     MemoryFactory,
@@ -23,7 +24,6 @@ from langchain_memkit.base import (
     check_one_of,
     describe_error,
 )
-from langchain_memkit.base.validation import MAX_ID_BYTES
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryConflictError,
@@ -84,12 +84,6 @@ class OpenTurn:
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
     given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
     watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
-
-    @property
-    def draws_epoch(self) -> bool:
-        """Whether the turn may draw a new epoch: as the session's first, or because those before it may expire."""
-        history, view = self.session.history, self.view
-        return view.seq == 0 or view.epoch != self.epoch or bool(getattr(history, "ttl", None))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,9 +233,10 @@ class TurnOptions:
                 raise
             await self._dropped(turn, error)
             named = error.stored  # the first attempt may have ended before the memories saved it
-        # Only a turn that may have drawn the epoch itself passes its position, where the epoch is looked up.
-        drawn_at = seq if turn.draws_epoch else None
-        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, drawn_at)
+        # A turn that may have drawn the epoch itself (as the session's first, or because those before it may expire)
+        # passes its position, where the epoch is looked up.
+        drew = turn.view.seq == 0 or turn.view.epoch != turn.epoch or getattr(history, "ttl", None)
+        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, seq if drew else None)
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig
 from pydantic import BaseModel
 
-from langchain_memkit._compat import BaseChatMessageHistory, ContextOverflowError, InMemoryChatMessageHistory
+from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, event, gather
 from langchain_memkit.base import (
-    GetSessionHistory,
+    IDS,
     HistoryView,
     Memory,
     Preprocessor,
@@ -30,14 +31,11 @@ from langchain_memkit.base import (
     check_id,
     did_you_mean,
 )
-from langchain_memkit.base.validation import IDS
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.text import is_user_message
-
-T = TypeVar("T")
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -62,39 +60,26 @@ def turn_id_of(configurable: Configurable) -> str:
     return str(uuid4()) if turn_id is None else check_id(turn_id, "turn_id")
 
 
-def session_history(
-    function: GetSessionHistory, specs: Specs, configurable: Configurable, name: str = "get_session_history"
-) -> Step[Any]:
-    """Prepare the call of `get_session_history` or of a memory factory by its signature, after checking every id."""
+async def session_history(
+    function: Callable[..., Any], specs: Specs, configurable: Configurable, name: str = "get_session_history"
+) -> Any:
+    """Call `get_session_history` or a memory factory as its signature wants it, after checking every id."""
     own = getattr(function, "does_no_io", False)  # a factory of ours, whose calls are all alike
     kind: Any = type(function)
     parameters = _parameters_of_calls(kind) if own else inspect.signature(function).parameters
-    find = _configured_ids if specs else _standard_ids
-    args, kwargs = find(specs or (), configurable, parameters, name)
-
-    def checked(result: Any) -> Any:
-        if result is None:
-            msg = f"{name} returned None: it must return what it makes, so perhaps its `return` is missing"
-            raise ConfigurationError(msg)
-        return result
-
-    def call() -> Any:
-        return checked(function(*args, **kwargs))
-
-    async def acall() -> Any:
-        return call() if own else checked(await function(*args, **kwargs))
-
-    if own:  # a thread would only make it slower
-        return Step(call, acall)
-    return call_user_function(acall if inspect.iscoroutinefunction(function) else call, name=name)
+    given = configurable, parameters, name
+    args, kwargs = _configured_ids(specs, *given) if specs else _standard_ids(*given)
+    call = partial(function, *args, **kwargs)
+    # A thread would only make a factory of ours slower.
+    result = call() if own else await call_user_function(call, name=name)
+    if result is None:
+        msg = f"{name} returned None: it must return what it makes, so perhaps its `return` is missing"
+        raise ConfigurationError(msg)
+    return result
 
 
-def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> GetSessionHistory:
-    """Validate that an argument can be called with the ids, and is not a class that needs further arguments.
-
-    Raises:
-        ConfigurationError: It cannot be called so; the text names the factory, or a function that can.
-    """
+def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> Callable[..., Any]:
+    """Return an argument that can be called with the ids, else raise a ConfigurationError that names one that can."""
     if not callable(function):
         msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
         raise ConfigurationError(msg)
@@ -104,15 +89,11 @@ def checked_function(function: object, specs: Specs = None, name: str = "get_ses
         raise ConfigurationError(msg)
     if not isinstance(function, type):
         return function
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # it has no signature
-        return function
+    parameters = inspect.signature(function).parameters
     of, kinds = function.__name__, {parameter.kind for parameter in parameters.values()}
     # `*args` of LangChain's base classes takes nothing.
-    star = (
-        inspect.Parameter.VAR_POSITIONAL in kinds and inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
-    )
+    own_init = inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
+    star = own_init and inspect.Parameter.VAR_POSITIONAL in kinds
     if len(specs or ()) < 2 and kinds and kinds.isdisjoint(BY_POSITION) and not star:
         msg = (
             f"{name} is the class {of}, which takes no session_id by position: keep one for each session in a dict, "
@@ -145,9 +126,7 @@ def _parameters_of_calls(kind: type) -> Mapping[str, inspect.Parameter]:
 Arguments = tuple[list[Any], dict[str, Any]]
 
 
-def _standard_ids(
-    specs: object, configurable: Configurable, parameters: Mapping[str, inspect.Parameter], name: str
-) -> Arguments:
+def _standard_ids(configurable: Configurable, parameters: Mapping[str, inspect.Parameter], name: str) -> Arguments:
     """Return the arguments: `session_id` (else `thread_id`) by position, `user_id` by name if the function takes it."""
     args: list[Any] = []
     if parameters:
@@ -248,15 +227,15 @@ class PromptBuilder:
             bound.append(memory)
         return BoundSession(history, is_native(history), bound)
 
-    async def beside(self, memories: Sequence[Memory], read: Step[T]) -> T:
-        """Perform the read of the history while the memories prefetch what they can; return what it returns.
+    async def beside(self, memories: Sequence[Memory], *reads: Step[Any]) -> list[Any]:
+        """Perform the reads of the history while the memories prefetch what they can; return what the reads return.
 
-        On an event loop all memories prefetch; in sync code only those that wait for a server, since a thread costs
-        more than reading a file.
+        On an event loop all go at once, and all memories prefetch; in sync code only those that wait for a server,
+        since a thread costs more than reading a file.
         """
         able: list[Any] = [memory for memory in memories if hasattr(memory, "aprefetch")]
-        if not able:
-            return await read
+        if not able and len(reads) == 1:
+            return [await reads[0]]
         remote = [memory for memory in able if getattr(memory, "is_remote", False)]
 
         def sync() -> list[Any]:
@@ -264,14 +243,15 @@ class PromptBuilder:
             with suppress(RuntimeError):  # at interpreter shutdown no threads can be started
                 reading += [shared_threads().submit(memory.prefetch) for memory in remote]
             try:
-                return [read.sync()]
+                return [read.sync() for read in reads]
             finally:  # a memory whose read has not begun, since all threads are busy, reads in its own load
                 wait([each for each in reading if not each.cancel()])
 
-        steps: list[Step[Any]] = [read, *(Step(lambda: None, memory.aprefetch) for memory in able)]
-        found: T | Exception = (await Step(sync, gather(steps).asynchronous))[0]
-        if isinstance(found, Exception):
-            raise found
+        steps = [*reads, *(Step(lambda: None, memory.aprefetch) for memory in able)]
+        found: list[Any] = (await Step(sync, gather(steps).asynchronous))[: len(reads)]
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
         return found
 
     async def load(
@@ -321,14 +301,9 @@ class PromptBuilder:
         context.notes = [] if note is None else [note]
         return past, note
 
-    async def shrink(
-        self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError, *, said: bool = False
-    ) -> None:
-        """Scale the budget down for one retry after a context overflow, or raise the model's error.
-
-        Once the model has begun to answer (`said`), nothing is retried.
-        """
-        if context.scale < 1 or not context.used or said or self.on_context_overflow == "raise":
+    async def shrink(self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError) -> None:
+        """Scale the budget down for one retry after a context overflow, or raise the model's error."""
+        if context.scale < 1 or not context.used or self.on_context_overflow == "raise":
             raise error
         logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
         await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})

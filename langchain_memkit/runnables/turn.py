@@ -5,18 +5,18 @@ The steps are flows (see `_sync`), written once for sync and async calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._histories import asks_for_window, load_history, stored_ids
-from langchain_memkit._sync import Flow, Step, adrive, as_step, both, drive, event, shielded
+from langchain_memkit._sync import Flow, Step, adrive, as_step, closing_stream, drive, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.messages.chain_io import StreamedOutput
@@ -26,25 +26,17 @@ from langchain_memkit.runnables.session import BoundSession, Specs, session_hist
 from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, ModelInputWatch, Wiring, warn_once
 
 
+@dataclass(eq=False, repr=False)
 class HistoryTurn(Runnable[Any, Any]):
     """Runnable that performs the whole turn; `RunnableWithMessageHistory` binds it."""
 
-    watched: bool = True  # whether it is still unknown if the models are given the past
-
-    def __init__(
-        self,
-        runnable: Runnable[Any, Any],
-        get_session_history: GetSessionHistory,
-        wiring: Wiring,
-        specs: Specs,
-        options: TurnOptions,
-    ) -> None:
-        self.runnable = runnable
-        self.name = "RunnableWithMessageHistory"
-        self.wiring = wiring
-        self._get_session_history = get_session_history
-        self._specs = specs
-        self._options = options
+    runnable: Runnable[Any, Any]
+    _get_session_history: GetSessionHistory
+    wiring: Wiring
+    _specs: Specs
+    _options: TurnOptions
+    name: str | None = "RunnableWithMessageHistory"
+    watched: bool = field(default=True, init=False)  # whether it is still unknown if the models are given the past
 
     @property
     def preprocessor(self) -> PreprocessorLike:
@@ -91,43 +83,30 @@ class HistoryTurn(Runnable[Any, Any]):
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Stream one turn for a streamed input, which is collected first."""
-        inner: list[Any] = []
+        # Core's wrapper ends without closing the generator, and the partial answer would not be saved.
+        with ExitStack() as inner:
 
-        def turn_of(values: Iterator[Any], run_manager: object, config: RunnableConfig) -> Iterator[Any]:
-            inner.append(generator := self._stream(values, config, kwargs))
-            return generator
+            def turn_of(values: Iterator[Any], run_manager: object, config: RunnableConfig) -> Iterator[Any]:
+                return inner.enter_context(closing(self._stream(values, config, kwargs)))
 
-        try:
             yield from self._transform_stream_with_config(input, turn_of, config)
-        finally:
-            # Core's wrapper ends without closing the generator, and the partial answer would not be saved.
-            for generator in inner:
-                generator.close()
 
-    async def atransform(
+    def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Run `transform` asynchronously."""
-        inner: list[Any] = []
 
         def turn_of(values: AsyncIterator[Any], run_manager: object, config: RunnableConfig) -> AsyncIterator[Any]:
-            inner.append(generator := self._astream(values, config, kwargs))
-            return generator
+            return self._astream(values, config, kwargs)
 
-        try:
-            async with aclosing(self._atransform_stream_with_config(input, turn_of, config)) as outer:  # type: ignore[type-var]  # a generator
-                async for chunk in outer:
-                    yield chunk
-        finally:
-            for generator in inner:
-                await generator.aclose()
+        # Core's wrapper for this style does close the generator.
+        return closing_stream(self._atransform_stream_with_config(input, turn_of, config))
 
     async def _run(self, value: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Any:
         def call(turn: OpenTurn) -> Step[Any]:
-            runnable = self.runnable
             return Step(
-                lambda: runnable.invoke(turn.input, turn.config, **kwargs),
-                lambda: runnable.ainvoke(turn.input, turn.config, **kwargs),
+                lambda: self.runnable.invoke(turn.input, turn.config, **kwargs),
+                lambda: self.runnable.ainvoke(turn.input, turn.config, **kwargs),
             )
 
         turn = await self._open(value, config)
@@ -135,7 +114,7 @@ class HistoryTurn(Runnable[Any, Any]):
             try:
                 output = await call(turn)
             except ContextOverflowError as error:
-                turn = await self._smaller(turn, error)
+                turn = await self._smaller(turn, error, StreamedOutput())
                 output = await call(turn)
         except Exception:
             await as_step(lambda: self._options.model_failed(turn), shield=True)
@@ -143,7 +122,7 @@ class HistoryTurn(Runnable[Any, Any]):
         await as_step(lambda: self._finished(turn, output), shield=True)
         return output
 
-    def _stream(self, values: Iterator[Any], config: RunnableConfig, kwargs: dict[str, Any]) -> Iterator[Any]:
+    def _stream(self, values: Iterator[Any], config: RunnableConfig, kwargs: dict[str, Any]) -> Generator[Any]:
         gathered = StreamedOutput()
         for value in values:
             gathered.add(value)
@@ -270,11 +249,11 @@ class HistoryTurn(Runnable[Any, Any]):
             if asks_for_window(prompt.preprocessor):
                 known = await stored_ids(history, ids)
             else:
-                known, view = await prompt.beside(memories, both(stored_ids(history, ids), reads))
+                known, view = await prompt.beside(memories, stored_ids(history, ids), reads)
         given, known = _new_or_whole(given, known)
         config["configurable"][CONTEXT].asked = self._asked(given, known)
         if view is None:
-            view = await prompt.beside(memories, reads)
+            [view] = await prompt.beside(memories, reads)
         # For other packages' histories there is no lookup by id: the loaded messages are all that is known.
         known |= {m.id for m in view.messages if m.id} & {m.id for m in given if m.id}
         return view, *_new_or_whole(given, known)
@@ -296,13 +275,12 @@ class HistoryTurn(Runnable[Any, Any]):
             return given
         return [m for m in given if not m.id or m.id not in known] or given[-1:]
 
-    async def _smaller(
-        self, turn: OpenTurn, error: ContextOverflowError, streamed: StreamedOutput | None = None
-    ) -> OpenTurn:
+    async def _smaller(self, turn: OpenTurn, error: ContextOverflowError, streamed: StreamedOutput) -> OpenTurn:
         """Rebuild the turn with less of the past after a context overflow, or raise the model's error."""
+        if self._has_answered(streamed):
+            raise error
         context: TurnContext = turn.config["configurable"][CONTEXT]
-        said = streamed is not None and self._has_answered(streamed)
-        await self._options.prompt.shrink(context, turn.config, error, said=said)
+        await self._options.prompt.shrink(context, turn.config, error)
         again = await self._open(turn.called_with, turn.config, context.scale)
         # Turn id, epoch and new input stay those of the first attempt; only the prompt changes.
         made = {"shown": again.shown, "asked": again.asked, "input": again.input}

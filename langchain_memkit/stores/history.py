@@ -20,8 +20,21 @@ from langchain_core.runnables import run_in_executor
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin
-from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, Window, check_arguments, check_id, check_one_of
-from langchain_memkit.base.turns import HistoryMessages, HistoryView, Position, SessionHead, SessionInfo, Turn
+from langchain_memkit.base import (
+    HistoryMessages,
+    HistoryView,
+    Now,
+    Position,
+    SessionHead,
+    SessionInfo,
+    TokenCounter,
+    TokenCounterLike,
+    Turn,
+    Window,
+    check_arguments,
+    check_id,
+    check_one_of,
+)
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
 from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name

@@ -21,7 +21,6 @@ from langchain_memkit._sync import (
     Step,
     adrive,
     as_step,
-    both,
     call_user_function,
     cpu_bound,
     drive,
@@ -449,12 +448,9 @@ async def test_gather_does_steps_at_once() -> None:
         return Step(lambda: "", meet)
 
     async def flow() -> list[Any]:
-        both_met = await both(meets(one, other), meets(other, one))
-        one.clear()
-        other.clear()
-        return [both_met, await gather([meets(one, other), meets(other, one)])]
+        return await gather([meets(one, other), meets(other, one)])
 
-    assert await adrive(flow()) == [("met", "met"), ["met", "met"]]
+    assert await adrive(flow()) == ["met", "met"]
 
 
 def test_gather_does_not_keep_what_ends_a_program() -> None:
@@ -465,18 +461,6 @@ def test_gather_does_not_keep_what_ends_a_program() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         drive(flow())
-
-
-def test_both_raises_the_first_error(run: Run) -> None:
-    """Two results as a pair; an error of either is raised."""
-
-    async def flow(first: Step[Any], second: Step[Any]) -> tuple[Any, Any]:
-        return await both(first, second)
-
-    assert run(flow(step(lambda: 1), step(lambda: "two"))) == (1, "two")
-    for steps in ((failing(Dropped()), failing(LookupError())), (step(lambda: 1), failing(Dropped()))):
-        with pytest.raises(Dropped):
-            run(flow(*steps))
 
 
 def test_a_flow_as_a_step_is_made_when_it_is_performed(run: Run) -> None:

@@ -15,8 +15,16 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
-from langchain_memkit.base import Now, TokenCounter, TokenCounterLike, check_seconds, utc_now
-from langchain_memkit.base.turns import SessionHead, SessionInfo, Turn
+from langchain_memkit.base import (
+    Now,
+    SessionHead,
+    SessionInfo,
+    TokenCounter,
+    TokenCounterLike,
+    Turn,
+    check_seconds,
+    utc_now,
+)
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter

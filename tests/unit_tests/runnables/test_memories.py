@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
@@ -24,7 +25,6 @@ from langchain_memkit import (
     create_trim_preprocessor,
     explain_turn,
 )
-from langchain_memkit._compat import ContextOverflowError
 from langchain_memkit._locks import THREADS, shared_threads
 from langchain_memkit.base import Query, SavedTurn
 from langchain_memkit.errors import (

@@ -19,8 +19,10 @@ from langchain_memkit import (
     create_runnable_with_message_history,
     session,
 )
+from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.base import Mention
 from langchain_memkit.memories.composed import Source
+from langchain_memkit.runnables.saving import TurnOptions
 from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FakeChatModel
 
@@ -106,3 +108,28 @@ def test_a_turn_when_the_interpreter_ends() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_two_reads_give_both_results_or_the_first_error(style: str) -> None:
+    """The history is read, and resent messages are looked up, in one go: both succeed, or the first error is raised."""
+
+    def step(result: object) -> Step[object]:
+        def read() -> object:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        async def aread() -> object:
+            return read()
+
+        return Step(read, aread)
+
+    async def both(*results: object) -> list[object]:
+        flow = TurnOptions().prompt.beside([], *map(step, results))
+        return drive(flow) if style == "sync" else await adrive(flow)
+
+    assert await both(1, "two") == [1, "two"]
+    for results in ((KeyError("1"), LookupError()), (1, KeyError("1"))):
+        with pytest.raises(KeyError):
+            await both(*results)
