@@ -16,7 +16,7 @@ from langchain_memkit.ranking.ranking import Ranking
 from langchain_memkit.ranking.relevance import OWN
 
 LARGEST = 1_000_000  # bytes
-SHOWN = {"unanswerable": 30, "everyday": 50, "near misses": 620}  # tokens for what nothing answers, the mean
+SHOWN = {"unanswerable": 30, "everyday": 60, "near misses": 700}  # tokens for what nothing answers, the mean
 LOST = 0.02  # of the evidence, by the floor
 KINDS = {"date", "exact", "long", "multi", "name", "neighbour", "paraphrase", "repeated", "role", "session", "speaker"}
 OFF = {"recency", "importance"}  # weights that are 0 unless an app asks for them

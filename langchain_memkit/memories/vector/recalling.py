@@ -195,6 +195,7 @@ FEW = 8  # records per batch where the texts come with the index
 MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
+NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.9  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
 Keep: TypeAlias = Callable[[IndexRecord], bool]
@@ -327,10 +328,10 @@ async def _ranked(
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
     if question.vector is None and question.similar is None:
         found = (ranked for ranked in found if ranked.score > 0)
-    # Near the floor each record must be related itself. Not without vectors: the words alone miss half of the answers
+    # Near the floor each record must (nearly) reach it itself. Not without vectors: the words alone miss half of the answers
     # that stand beside a related record.
     elif question.vector is not None and core.ranking.relevance and floor is not None and best < floor + SURE:
-        found = (ranked for ranked in found if ranked.relation >= floor)
+        found = (ranked for ranked in found if ranked.relation >= floor - NEARLY)
     if core.reranker is None or (floor is not None and best < floor):
         return ((ranked, None) for ranked in found), count, best
     by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
