@@ -328,8 +328,8 @@ async def _ranked(
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
     if question.vector is None and question.similar is None:
         found = (ranked for ranked in found if ranked.score > 0)
-    # Near the floor each record must (nearly) reach it itself. Not without vectors: the words alone miss half of the answers
-    # that stand beside a related record.
+    # Near the floor each record must (nearly) reach it itself. Not without vectors: the words alone miss answers that
+    # stand beside a related record.
     elif question.vector is not None and core.ranking.relevance and floor is not None and best < floor + SURE:
         found = (ranked for ranked in found if ranked.relation >= floor - NEARLY)
     if core.reranker is None or (floor is not None and best < floor):
