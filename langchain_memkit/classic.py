@@ -13,7 +13,8 @@ from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
 from langchain_memkit.messages.chain_io import input_messages, output_messages
 from langchain_memkit.messages.notes import is_note, plain_lines, records_of
-from langchain_memkit.messages.text import escaped, is_user_message, message_text, role_of
+from langchain_memkit.messages.text import escaped, message_text, role_of
+from langchain_memkit.messages.trimming import is_user_message
 
 try:
     from langchain_classic.base_memory import BaseMemory

@@ -22,8 +22,9 @@ from langchain_memkit._sync import adrive, cpu_bound, drive, internal_call, mode
 from langchain_memkit.memories import rebuildable
 from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean, read_row, write_row
 from langchain_memkit.messages.notes import PREFERENCES, STATED, Record, note_message
-from langchain_memkit.messages.text import answer_text, is_user_message, quote_lines, sentence_spans
+from langchain_memkit.messages.text import answer_text, quote_lines, sentence_spans
 from langchain_memkit.messages.tokens import count_tokens, resolve_counter
+from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.stores import in_memory
 from langchain_memkit.stores.in_memory import DictStore, delete_keys, list_keys
 

@@ -15,7 +15,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from langchain_memkit.messages.tokens import block_cost
-from langchain_memkit.messages.trimming import is_note, is_summary
+from langchain_memkit.messages.trimming import is_notification
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -204,32 +204,6 @@ def limit_words(text: str, most: int, what: str) -> str:
 @cache
 def _say_once(what: str, most: str) -> None:
     logger.warning("%s is longer than %s: what comes after them is not read (said once)", what, most)
-
-
-SOURCE = "lc_source"
-"""Where langchain-core's `add_notification_metadata` (from 1.7.2 on) puts its `source`; harnesses set it themselves."""
-
-
-def notification_source(message: BaseMessage) -> str | None:
-    """Return the feature of an agent's harness that added a human message to the conversation; None for a person's.
-
-    `SummarizationMiddleware` says "summarization"; deepagents names background tasks, skills and notes.
-    """
-    # Read directly, since core's own function exists only from langchain-core 1.7.2 on.
-    source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
-    return source if isinstance(source, str) else None
-
-
-def is_notification(message: BaseMessage) -> bool:
-    """Return whether an agent's harness added this human message to the conversation, so that no person wrote it."""
-    return notification_source(message) is not None
-
-
-def is_user_message(message: BaseMessage) -> bool:
-    """Return whether a person wrote the message: a human message that is no notification, summary or note."""
-    if not isinstance(message, HumanMessage) or is_notification(message):
-        return False
-    return not (is_note(message) or is_summary(message))
 
 
 def role_of(message: BaseMessage) -> str:

@@ -1,4 +1,4 @@
-"""Where a conversation may be cut so that turns and tool calls stay whole."""
+"""Kinds of messages, and where a conversation may be cut so that turns and tool calls stay whole."""
 
 from __future__ import annotations
 
@@ -193,6 +193,32 @@ def is_note(message: object) -> bool:
 def note_id(content: str) -> str:
     """Return the id of a note, a hash of its text."""
     return f"memkit-note-{hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+SOURCE = "lc_source"
+"""Where langchain-core's `add_notification_metadata` (from 1.7.2 on) puts its `source`; harnesses set it themselves."""
+
+
+def notification_source(message: BaseMessage) -> str | None:
+    """Return the feature of an agent's harness that added a human message to the conversation; None for a person's.
+
+    `SummarizationMiddleware` says "summarization"; deepagents names background tasks, skills and notes.
+    """
+    # Read directly, since core's own function exists only from langchain-core 1.7.2 on.
+    source = message.additional_kwargs.get(SOURCE) if isinstance(message, HumanMessage) else None
+    return source if isinstance(source, str) else None
+
+
+def is_notification(message: BaseMessage) -> bool:
+    """Return whether an agent's harness added this human message to the conversation, so that no person wrote it."""
+    return notification_source(message) is not None
+
+
+def is_user_message(message: BaseMessage) -> bool:
+    """Return whether a person wrote the message: a human message that is no notification, summary or note."""
+    if not isinstance(message, HumanMessage) or is_notification(message):
+        return False
+    return not (is_note(message) or is_summary(message))
 
 
 def leading_system_count(messages: Sequence[BaseMessage]) -> int:

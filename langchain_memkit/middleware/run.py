@@ -34,13 +34,13 @@ from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, H
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.notes import Record, insert_note, is_note
-from langchain_memkit.messages.text import notification_source
 from langchain_memkit.messages.trimming import (
     RESULTS,
     batch_op,
     group_starts,
     index_of,
     is_summary,
+    notification_source,
     turn_starts,
     whole_tool_groups,
     with_turn_ids,

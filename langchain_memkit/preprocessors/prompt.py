@@ -11,8 +11,8 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_memkit.base import check_prompt
-from langchain_memkit.messages.text import escaped, is_notification, message_text, quote_lines, role_of
-from langchain_memkit.messages.trimming import STATUS, SUMMARY, group_starts
+from langchain_memkit.messages.text import escaped, message_text, quote_lines, role_of
+from langchain_memkit.messages.trimming import STATUS, SUMMARY, group_starts, is_notification
 
 INSTRUCTION = (
     "Distill the summary so far and the above chat messages into a single summary message. Include as many specific "

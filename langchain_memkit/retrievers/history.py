@@ -16,7 +16,7 @@ from langchain_memkit._histories import has_native, read_messages
 from langchain_memkit._sync import Step
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, Strength, Turn
 
 DOCUMENTS = "memkit_documents"

@@ -27,7 +27,8 @@ from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.retriever import record_of
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
 from langchain_memkit.messages.notes import lines_of, note_message
-from langchain_memkit.messages.text import escaped, is_user_message
+from langchain_memkit.messages.text import escaped
+from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.preprocessors.prompt import line_of
 from langchain_memkit.retrievers import CondenseQuestionRetriever

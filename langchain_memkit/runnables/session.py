@@ -35,7 +35,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
-from langchain_memkit.messages.text import is_user_message
+from langchain_memkit.messages.trimming import is_user_message
 
 logger = logging.getLogger("langchain_memkit")
 

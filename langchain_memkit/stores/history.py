@@ -36,9 +36,8 @@ from langchain_memkit.base import (
     check_one_of,
 )
 from langchain_memkit.errors import ConfigurationError, MessageDecodeError
-from langchain_memkit.messages.text import is_user_message
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.messages.trimming import cut_tail
+from langchain_memkit.messages.trimming import cut_tail, is_user_message
 from langchain_memkit.stores.backend import StoreBackend
 from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, prepare_batch
 

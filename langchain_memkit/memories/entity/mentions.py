@@ -18,7 +18,8 @@ from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
 from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
 from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean
-from langchain_memkit.messages.text import MESSAGE, is_user_message, limit_words, sentence_spans, without_records
+from langchain_memkit.messages.text import MESSAGE, limit_words, sentence_spans, without_records
+from langchain_memkit.messages.trimming import is_user_message
 
 logger = logging.getLogger("langchain_memkit")
 

@@ -18,8 +18,9 @@ from langchain_memkit._sync import ClosingMixin, Step, adrive, call_user_functio
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.key_value.store import Entries, Entry, EntryCache, EntryIndex, TitleMatch, read_entries
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
-from langchain_memkit.messages.text import is_notification, message_text, sentence_spans
+from langchain_memkit.messages.text import message_text, sentence_spans
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, resolve_counter
+from langchain_memkit.messages.trimming import is_notification
 from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
 __all__ = ["KeyValueMemory", "KeyValueMemoryFactory"]

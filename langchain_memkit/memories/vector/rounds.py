@@ -13,13 +13,8 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from langchain_memkit.memories.rebuildable import Segment
-from langchain_memkit.messages.text import (
-    MESSAGE,
-    is_user_message,
-    message_text,
-    truncate_with_warning,
-    without_records,
-)
+from langchain_memkit.messages.text import MESSAGE, message_text, truncate_with_warning, without_records
+from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.ranking.index import IndexRecord, StoredSession, digest_of
 from langchain_memkit.ranking.tokenize import tokenize
 

@@ -7,7 +7,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, HumanMessageChunk, SystemMessage, ToolMessage
 
 from langchain_memkit.messages.notes import Record, note_message
-from langchain_memkit.messages.text import is_notification, is_user_message, notification_source, role_of
+from langchain_memkit.messages.text import role_of
+from langchain_memkit.messages.trimming import is_notification, is_user_message, notification_source
 from langchain_memkit.preprocessors.prompt import summary_message
 
 TASK = HumanMessage("Task 42 is done.", additional_kwargs={"lc_source": "async_subagent", "lc_data": {"task": 42}})

@@ -26,8 +26,7 @@ from langchain_memkit.messages.notes import (
     with_records,
     without_forged_marks,
 )
-from langchain_memkit.messages.text import is_user_message
-from langchain_memkit.messages.trimming import is_note, is_summary
+from langchain_memkit.messages.trimming import is_note, is_summary, is_user_message
 from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.testing import FakeChatModel
 from testkit.styles import Styles
