@@ -133,11 +133,11 @@ def test_llm02_and_llm08_of_other_users(
     ask(SECRET, "s1", "victim")
     for session, user in (("s1", "u2"), ("s2", "u2"), ("s1", "victim ")):
         given = ask(QUESTION, session, user)
-        assert "4711" not in repr(given)
+        assert "is 4711" not in repr(given)
         ask("Noted.", session, user)
-    assert "4711" in repr(ask(QUESTION, "s9", "victim"))
+    assert "is 4711" in repr(ask(QUESTION, "s9", "victim"))
     for wanted in (None, {}, {"session_id": "s1"}, {"user_id": "u2"}):
-        assert "4711" not in repr(vectors.similarity_search(QUESTION, k=100, filter=wanted))
+        assert "is 4711" not in repr(vectors.similarity_search(QUESTION, k=100, filter=wanted))
     assert system.histories(place)("s1", "u2").messages[0].text == QUESTION
 
 
