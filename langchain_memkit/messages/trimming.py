@@ -6,17 +6,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 from typing import Any, NamedTuple, TypeAlias
-from uuid import NAMESPACE_OID, uuid4, uuid5
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    FunctionMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit.errors import ConfigurationError
 
@@ -102,9 +94,9 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
     return ranges
 
 
-def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def with_ids(messages: Sequence[BaseMessage], new_id: Callable[[], UUID] = uuid4) -> list[BaseMessage]:
     """Give each message an id; messages without one are copied, so that the caller's objects stay as they are."""
-    return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
+    return [m if m.id else m.model_copy(update={"id": str(new_id())}) for m in messages]
 
 
 def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
@@ -115,12 +107,7 @@ def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id
     numbers = count()
     # Derived, not random: a retry in another process must produce the same id, since both the history and the memories
     # deduplicate by it.
-    return [
-        m
-        if m.id
-        else m.model_copy(update={"id": str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))})
-        for m in messages
-    ]
+    return with_ids(messages, lambda: uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))
 
 
 def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
@@ -276,9 +263,9 @@ def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: in
 
 def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
     """Return the position of the first whole tool group; the last group counts even if it begins earlier."""
-    for i in range(first, len(messages)):
-        if not isinstance(messages[i], RESULTS):
-            return i
+    starts = (i for i in range(first, len(messages)) if not isinstance(messages[i], RESULTS))
+    if (start := next(starts, None)) is not None:
+        return start
     results = trailing_results(messages, floor)
     asked_for = floor < results < len(messages) and len(whole_tool_groups(messages[results - 1 :])) > 1
     return results - 1 if asked_for else len(messages)
@@ -370,8 +357,8 @@ def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMe
     drop = ("tool_calls", "function_call") if open_function else ("tool_calls",)
     kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in drop}
     update: dict[str, Any] = {"content": content, "tool_calls": calls, "invalid_tool_calls": bad}
-    if isinstance(message, AIMessageChunk):
-        update["tool_call_chunks"] = [c for c in message.tool_call_chunks if c["id"] in answered]
+    if chunks := getattr(message, "tool_call_chunks", ()):  # of an AIMessageChunk
+        update["tool_call_chunks"] = [chunk for chunk in chunks if chunk["id"] in answered]
     return message.model_copy(update={**update, "additional_kwargs": kwargs})
 
 

@@ -11,15 +11,8 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.base import (
-    CONTEXT,
-    HistoryMessages,
-    TokenCounter,
-    TokenCounterLike,
-    TurnContext,
-    Window,
-    check_size,
-)
+from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
+from langchain_memkit.base.validation import check_size
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.tokens import (
