@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -249,7 +249,8 @@ def _checked(name: str) -> Path:
             return folder
         msg = f"{name} in {package} was refused, because its files are not those of en_core_web_sm 3.8.0"
         raise SpacyModelMissing(msg)
-    try:
+    # Damaged, or not a package of Explosion's: refused below.
+    with suppress(AttributeError, KeyError, OSError, PackageNotFoundError, TypeError, ValueError):
         installed = distribution(name)
         meta = json.loads((package / "meta.json").read_bytes())
         fits = f"{meta['lang']}_{meta['name']}" == name and meta["author"] == "Explosion"
@@ -258,8 +259,6 @@ def _checked(name: str) -> Path:
         folder = package / f"{name}-{meta['version']}"
         if fits and spacy.util.is_compatible_version(about.__version__, meta["spacy_version"]):
             return folder
-    except (AttributeError, KeyError, OSError, PackageNotFoundError, TypeError, ValueError):
-        pass  # damaged, or not a package of Explosion's: refused below
     msg = f"{name} in {package} was refused, because it is not what Explosion ships for spaCy {about.__version__}"
     raise SpacyModelMissing(msg)
 

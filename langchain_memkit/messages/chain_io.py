@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.messages import (
@@ -43,14 +44,10 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
                 msg = f"Expected a single list of messages. Got {len(value)} lists."
                 raise ValueError(msg)
             value = value[0]
-        try:
-            messages = convert_to_messages(list(value))
-        except (NotImplementedError, ValueError):  # not chained: its text quotes the user's input
-            messages = None
-        if messages is None:
-            msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
-            raise ValueError(msg)
-        return [_typed(message) for message in messages]
+        with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input
+            return [_typed(message) for message in convert_to_messages(list(value))]
+        msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
+        raise ValueError(msg)
     msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise ValueError(msg)
 
@@ -68,9 +65,7 @@ def output_messages(output: object, key: str | None) -> list[BaseMessage]:
     Structured output becomes an AI message with its JSON. Without a `key`, a dict's only one is taken, else `"output"`,
     else `"messages"`.
     """
-    value = output
-    if isinstance(output, Mapping):
-        value = _from_dict(output, key)
+    value = _from_dict(output, key) if isinstance(output, Mapping) else output
     if isinstance(value, str):
         return [AIMessage(value)]
     if isinstance(value, BaseMessage):
@@ -108,10 +103,8 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
             is_list = isinstance(value, (list, tuple)) and all(isinstance(m, BaseMessage) for m in value)
             if is_list or isinstance(value, (str, BaseMessage, BaseModel)):
                 return value
-        try:
+        with suppress(TypeError, ValueError):
             return json.dumps(output, ensure_ascii=False)  # structured output as a plain dict
-        except (TypeError, ValueError):
-            pass
     wanted = key or "output"
     msg = f"the chain's output has no key {wanted!r} with messages, only {sorted(map(str, output))}; "
     raise UnsupportedOutputError(msg + "set output_messages_key", output=output)
@@ -156,18 +149,15 @@ class StreamedOutput:
 
     def add(self, chunk: Any) -> None:
         """Add the next chunk."""
+        is_first, self.empty = self.empty, False
         is_whole = isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk)
-        adds_up = not (self._chunks or is_whole or type(chunk) in (dict, tuple))
-        try:
-            if adds_up:
-                self._total = chunk if self.empty else self._total + chunk
-        except TypeError:
-            adds_up = False
-        if not adds_up:
-            if not (self._chunks or self.empty):
-                self._chunks.append(self._total)
-            self._chunks.append(chunk)
-        self.empty = False
+        if not (self._chunks or is_whole or type(chunk) in (dict, tuple)):
+            with suppress(TypeError):
+                self._total = chunk if is_first else self._total + chunk
+                return
+        if not (self._chunks or is_first):
+            self._chunks.append(self._total)
+        self._chunks.append(chunk)
 
     @property
     def value(self) -> Any:

@@ -329,9 +329,8 @@ def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         for result in results:
             if isinstance(result, ToolMessage) and result.tool_call_id in asked:
                 answers.setdefault(result.tool_call_id, result)
-        legacy = [
-            r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs
-        ]
+        has_function = "function_call" in head.additional_kwargs
+        legacy = [r for r in results[:1] if has_function and isinstance(r, FunctionMessage)]
         whole = _with_calls(head, set(answers), legacy=bool(legacy))
         kept += [] if whole is None else [whole, *legacy, *answers.values()]
     return kept

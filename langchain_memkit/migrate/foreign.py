@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -28,9 +28,7 @@ SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
 
 
 def langchain_sql_source(
-    url_or_path: str | os.PathLike[str],
-    table_name: str = "message_store",
-    session_id_column: str = "session_id",
+    url_or_path: str | os.PathLike[str], table_name: str = "message_store", session_id_column: str = "session_id"
 ) -> ConversationSource:
     """Open the table of langchain-community's `SQLChatMessageHistory` as a source for `migrate`. Read-only.
 
@@ -278,9 +276,8 @@ def _of_threads(rows_of: Threads, channel: str) -> Generator[Conversation, None,
             else:
                 # By id, since an agent with `MessageHistoryMiddleware` may have stored the same messages under other
                 # turns.
-                yield Conversation(
-                    thread_id, owner, partial(_of_thread, thread_id, channel, state, problems), by_id=True
-                )
+                turns = partial(_of_thread, thread_id, channel, state, problems)
+                yield Conversation(thread_id, owner, turns, by_id=True)
 
 
 def _parts(state: object) -> tuple[dict[str, object], dict[str, object]]:
@@ -350,10 +347,9 @@ def _owner(metadata: Any) -> tuple[str, str]:
     """
     from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
-    try:
+    found = None
+    with suppress(AttributeError, TypeError, ValueError, RecursionError):
         found = (metadata if isinstance(metadata, dict) else json.loads(metadata)).get("user_id")
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return "", ""
     try:
         if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
             found = decode_checkpoint(*found)

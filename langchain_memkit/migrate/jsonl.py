@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TextIO, TypeAlias
@@ -40,11 +40,7 @@ PIECE = 2**20  # characters read at once to skip a line that is too long
 
 
 def export_history(
-    factory: AnyFactory,
-    path_or_file: PathOrFile,
-    *,
-    user_id: str | None = None,
-    progress: bool = True,
+    factory: AnyFactory, path_or_file: PathOrFile, *, user_id: str | None = None, progress: bool = True
 ) -> MigrationReport:
     """Write every conversation as JSON lines, one turn per line, without losing anything that is stored of a turn.
 
@@ -241,13 +237,9 @@ def _line(data: Data) -> str:
 def turn_line(owner: str, session_id: object, turn: Turn, counter: TokenCounter | None) -> str:
     """Write a turn with everything that is stored of it; default values are left out."""
     data: Data = {"user_id": owner or None, "session_id": session_id, "op": turn.op}
-    if turn.seq:
-        data["seq"] = turn.seq
-    for name, moment in (("created_at", turn.created_at), ("expires_at", turn.expires_at)):
-        if moment is not None:
-            data[name] = moment.isoformat()
-    if turn.is_deleted:
-        data["is_deleted"] = True
+    created_at, expires_at = (date and date.isoformat() for date in (turn.created_at, turn.expires_at))
+    facts = {"seq": turn.seq, "created_at": created_at, "expires_at": expires_at, "is_deleted": turn.is_deleted}
+    data |= {name: fact for name, fact in facts.items() if fact}
     data |= {"messages": encode_messages(turn.messages), "tokens": turn.tokens, "token_counter": counter_name(counter)}
     return _line({**data, "v": FORMAT_VERSION})
 
@@ -270,23 +262,17 @@ def _lines(
     texts: Iterator[str | None], max_line_bytes: int | None, report: MigrationReport
 ) -> Iterator[tuple[int, SessionScope, Data]]:
     """Iterate over the turns with their lines' numbers; check header and end line, and report damaged lines."""
-    ended = False
-    number = 0
-    for number, text in enumerate(texts, 1):
+    _check_header(next(texts, None), max_line_bytes)
+    ended, number = False, 1
+    for number, text in enumerate(texts, 2):
         try:
             data = _parsed(text, max_line_bytes)
-            if number == 1:
-                _check_header(data)
-            elif "memkit" in data:
+            if "memkit" in data:
                 ended = ended or data["memkit"] == "end"
             else:
                 yield number, _scope_of(data), data
         except MessageDecodeError as error:
-            if number == 1:
-                _check_header({})
             report.skipped.append(f"line {number}: {error}")
-    if number == 0:
-        _check_header({})
     if not ended:
         report.skipped.append(f"line {number}: the file ends here without its last line: it was cut off")
 
@@ -320,7 +306,10 @@ def _scope_of(data: Data) -> SessionScope:
         raise MessageDecodeError(str(error)) from error
 
 
-def _check_header(data: Data) -> None:
+def _check_header(text: str | None, max_line_bytes: int | None) -> None:
+    data: Data = {}
+    with suppress(MessageDecodeError):
+        data = _parsed(text, max_line_bytes)
     version = data.get("v")
     if data.get("memkit") != "export" or not isinstance(version, int):
         msg = "this is no export of memkit: its first line is not the header"

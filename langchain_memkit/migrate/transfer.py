@@ -15,15 +15,8 @@ from langchain_memkit.errors import ConfigurationError, HistoryWriteError, Idemp
 from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.messages.trimming import same_messages
-from langchain_memkit.migrate.sources import (
-    AnyFactory,
-    Conversation,
-    ConversationSource,
-    checked,
-    in_thread,
-    opened,
-    whole_turns,
-)
+from langchain_memkit.migrate import sources
+from langchain_memkit.migrate.sources import AnyFactory, Conversation, ConversationSource, in_thread, whole_turns
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
 
@@ -231,7 +224,7 @@ def migrate(
     if user_id is not None:
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
-    checked(target, "target")
+    sources.checked(target, "target")
     begin = source if isinstance(source, HistoryFactory) else None
     within = begin is not None and begin.turn_store.place == target.turn_store.place
     way_back = begin if begin and within and _is_way_back(begin, target, user_id) else None
@@ -240,7 +233,7 @@ def migrate(
         # block.
         target.turn_store.run(target.turn_store.page_back(SessionScope("", "-"), None, 1, PageLimit()))
     # Within one place only conversations without an owner are assigned; those of other users stay theirs.
-    read = opened(source, native_only=way_back is not None, user_id="" if within and not way_back else None)
+    read = sources.opened(source, native_only=way_back is not None, user_id="" if within and not way_back else None)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(read.conversations()) as conversations:
         for conversation in conversations:
             report.sessions += 1

@@ -17,9 +17,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
+from langchain_memkit import base
 from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, arun_step, drive, in_daemon_thread, run_step
-from langchain_memkit.base import Now, TokenCounterLike, Window, user_prefix, utc_now
-from langchain_memkit.base.validation import check_id, check_one_of, check_seconds, describe_type
+from langchain_memkit.base import Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
@@ -288,19 +288,13 @@ def create_history_preprocessor(
         >>> [m.content for m in newest]
         ['How are you?', 'Fine!']
     """
-    check_one_of(mode, "mode", ("inline", "background"))
+    base.check_one_of(mode, "mode", ("inline", "background"))
     if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"store must be a BaseStore of langchain_core.stores, not {base.describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    check_seconds(timeout, "timeout", none="for the model's own")
+    base.check_seconds(timeout, "timeout", none="for the model's own")
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
-    summarizer = Summarizer(
-        llm=coerce_to_runnable(llm),
-        budget=budget,
-        rules=SummaryTrigger.of(budget, trigger, keep),
-        prompt=SummaryPrompt(prompt),
-        store=SummaryStore(MemoryStore() if store is None else store, now),
-        timeout=timeout,
-        now=now,
-    )
+    rules = SummaryTrigger.of(budget, trigger, keep)
+    records = SummaryStore(MemoryStore() if store is None else store, now)
+    summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, on_overflow, mode)

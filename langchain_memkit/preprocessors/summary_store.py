@@ -168,10 +168,8 @@ class SummaryStore:
     async def refresh(self, talk: SummarizedConversation) -> SummarizedConversation:
         """Apply a summary that was stored since the conversation was read, so that nothing is summarized twice."""
         try:
-            if talk.native:
-                known = await self.latest(talk.place)
-            else:
-                known = await self.matching(talk.place, [*talk.covered, *talk.body])
+            said = [*talk.covered, *talk.body]
+            known = await (self.latest(talk.place) if talk.native else self.matching(talk.place, said))
         except Exception as error:  # noqa: BLE001  # any store; at worst something is summarized twice
             logger.warning("summaries cannot be read again: %s", type(error).__name__)
             return talk
