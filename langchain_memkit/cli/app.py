@@ -64,6 +64,7 @@ def _option(option: str, text: str, metavar: str = "NAME", least: int | None = N
 
 
 Text = str | None
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", callback=_flag)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", callback=_flag)]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Draw no bar.")]
@@ -90,11 +91,7 @@ Owner = Annotated[Text, _option("--user", "Give everything to this user.")]
 
 
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
+def _root(version: Version = False) -> None:
     pass
 
 

@@ -7,16 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    BaseMessageChunk,
-    HumanMessage,
-    convert_to_messages,
-    message_chunk_to_message,
-    messages_from_dict,
-)
+from langchain_core import messages as core
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, BaseMessageChunk, HumanMessage
 from pydantic import BaseModel
 
 from langchain_memkit.base import describe_value
@@ -45,7 +37,7 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
                 raise ValueError(msg)
             value = value[0]
         with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input
-            return [_typed(message) for message in convert_to_messages(list(value))]
+            return [_typed(message) for message in core.convert_to_messages(list(value))]
         msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
         raise ValueError(msg)
     msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
@@ -56,7 +48,7 @@ def _typed(message: BaseMessage) -> BaseMessage:
     """Turn a bare `BaseMessage`, as LangServe builds from a request, into the message class that its type names."""
     if type(message) is not BaseMessage:
         return message
-    return messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
+    return core.messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
 
 
 def output_messages(output: object, key: str | None) -> list[BaseMessage]:
@@ -81,7 +73,7 @@ def output_messages(output: object, key: str | None) -> list[BaseMessage]:
 def _whole(message: BaseMessage) -> BaseMessage:
     """Make a message storable: turn a chunk into a message, and drop the Python object that langchain-openai adds."""
     if isinstance(message, BaseMessageChunk):
-        message = message_chunk_to_message(message)
+        message = core.message_chunk_to_message(message)
     if isinstance(message.additional_kwargs.get("parsed"), BaseModel):
         rest = {k: v for k, v in message.additional_kwargs.items() if k != "parsed"}
         message = message.model_copy(update={"additional_kwargs": rest})

@@ -136,6 +136,7 @@ def same_message(got: BaseMessage, given: BaseMessage) -> bool:
 
 
 MessageType: TypeAlias = str | type[BaseMessage]
+Kinds: TypeAlias = Sequence[MessageType] | None
 Size: TypeAlias = Callable[[int], int]
 """A function from a message's index to its number of tokens."""
 
@@ -215,12 +216,7 @@ def leading_system_count(messages: Sequence[BaseMessage]) -> int:
 
 
 def find_cut_point(
-    messages: Sequence[BaseMessage],
-    size: Size,
-    budget: int,
-    *,
-    lead: int = 0,
-    start_on: Sequence[MessageType] | None = None,
+    messages: Sequence[BaseMessage], size: Size, budget: int, *, lead: int = 0, start_on: Kinds = None
 ) -> CutPoint:
     """Find the longest end of a conversation within a budget, from the back: the cost depends on what is kept only.
 
@@ -279,14 +275,13 @@ def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
     return i
 
 
-def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Sequence[MessageType] | None) -> bool:
+def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Kinds) -> bool:
     before = messages[i - 1] if i > lead else None
     # System messages belong to the turn that follows them, so no cut comes between.
     if isinstance(before, SystemMessage):
         return False
-    spoken = i
-    while spoken < len(messages) - 1 and isinstance(messages[spoken], SystemMessage):
-        spoken += 1
+    last = len(messages) - 1
+    spoken = next((j for j in range(i, last) if not isinstance(messages[j], SystemMessage)), last)
     said = messages[spoken].type.removesuffix("MessageChunk").lower()
     if start_on is not None and not any(
         isinstance(messages[spoken], kind) if isinstance(kind, type) else said == NAMES.get(kind, kind)

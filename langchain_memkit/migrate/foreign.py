@@ -263,8 +263,7 @@ def _of_threads(rows_of: Threads, channel: str) -> Generator[Conversation, None,
 
     with closing(rows_of()) as rows:
         for thread_id, kind, blob, metadata, older in rows:
-            owner, problem = _owner(metadata)
-            problems = [problem] if problem else []
+            owner, problems = _owner(metadata)
             try:
                 state = decode_checkpoint(kind, blob)
                 values, versions = _parts(state)
@@ -340,8 +339,8 @@ def _of_thread(thread_id: object, channel: str, state: Any, problems: list[str])
         yield unreadable(f"thread: {waiting} tool calls have no results yet; move it again when they have")
 
 
-def _owner(metadata: Any) -> tuple[str, str]:
-    """Return the owner of a thread and a problem with it, both empty strings if there is none.
+def _owner(metadata: Any) -> tuple[str, list[str]]:
+    """Return a thread's owner, an empty string for none, and what is wrong with it.
 
     The owner is the `user_id` of the thread's config, which LangGraph stores with every checkpoint.
     """
@@ -354,8 +353,8 @@ def _owner(metadata: Any) -> tuple[str, str]:
         if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
             found = decode_checkpoint(*found)
         if found is None:
-            return "", ""
+            return "", []
         is_number = isinstance(found, int) and not isinstance(found, bool)
-        return check_id(str(found) if is_number else found, "user_id"), ""
+        return check_id(str(found) if is_number else found, "user_id"), []
     except (TypeError, ValueError) as error:
-        return "", f"moved as nobody's: {error}"
+        return "", [f"moved as nobody's: {error}"]

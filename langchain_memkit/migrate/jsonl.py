@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ from langchain_memkit.errors import ConfigurationError, HistoryReadError, Histor
 from langchain_memkit.messages.codec import FORMAT_VERSION, encode_messages
 from langchain_memkit.messages.tokens import counter_name
 from langchain_memkit.migrate.sources import AnyFactory, checked, history_source, in_thread, unreadable, utc_date
-from langchain_memkit.migrate.transfer import MigrationReport, copy_turns, reported
+from langchain_memkit.migrate.transfer import Advance, MigrationReport, copy_turns, reported
 from langchain_memkit.stores.history_rows import SessionScope, read_turn
 
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
@@ -281,7 +281,7 @@ def _parsed(text: str | None, max_line_bytes: int | None) -> Data:
     """Parse a line; None stands for one that is too long."""
     if text is None:
         name = "max_line_bytes= (memkit import --max-line)"
-        msg = f"longer than {_size(max_line_bytes)}, so left out: {name} sets the limit"
+        msg = f"longer than {_size(max_line_bytes or 0)}, so left out: {name} sets the limit"
         raise MessageDecodeError(msg)
     try:
         text.encode()  # the file was opened with surrogateescape, so invalid UTF-8 shows as lone surrogates
@@ -320,11 +320,7 @@ def _check_header(text: str | None, max_line_bytes: int | None) -> None:
 
 
 def _texts(
-    file: TextIO,
-    max_line_bytes: int | None,
-    max_bytes: int | None,
-    report: MigrationReport,
-    advance: Callable[[int], None],
+    file: TextIO, max_line_bytes: int | None, max_bytes: int | None, report: MigrationReport, advance: Advance
 ) -> Iterator[str | None]:
     """Iterate over the lines of a file, with None for one that is too long, which is never in memory as a whole.
 
@@ -359,7 +355,6 @@ def _bytes_of(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _size(number: int | None) -> str:
+def _size(number: int) -> str:
     """Format a number of bytes for people."""
-    whole = number or 0
-    return f"{whole / 2**20:,.0f} MB" if whole >= 2**20 else f"{whole:,} bytes"
+    return f"{number / 2**20:,.0f} MB" if number >= 2**20 else f"{number:,} bytes"

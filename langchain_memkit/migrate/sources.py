@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, wraps
@@ -175,10 +176,9 @@ def in_thread(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 def utc_date(value: object, *, aware: bool = False) -> datetime | None:
     """Parse a date into UTC; None if it is missing or out of range, or naive where it must be aware."""
-    try:
+    with suppress(ValueError, OverflowError):
         found = datetime.fromisoformat(str(value))
-        if found.tzinfo is None:
-            return None if aware else found.replace(tzinfo=UTC)
-        return found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+        if found.tzinfo is not None:
+            return found.astimezone(UTC)
+        return None if aware else found.replace(tzinfo=UTC)
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_memkit._histories import is_native
 from langchain_memkit._progress import progress_bar
@@ -53,6 +53,9 @@ class MigrationReport:
         return "\n".join([f"{head}; {len(self.skipped)} skipped", *(f"- {line}" for line in self.skipped)])
 
 
+Advance: TypeAlias = Callable[[int], None]
+"""A function that moves a progress bar on by some steps."""
+
 BATCH_TURNS = 500
 BATCH_MESSAGES = 2_000
 
@@ -72,11 +75,9 @@ def copy_turns(
         packed = [(turn, row) for turn in batch if (row := _packed(turn, target, report, counted))]
         stored = [row.op for _, row in packed] if report.dry_run else _store(packed, target, report)
         arrived += stored
-        kept = set(stored)
-        for turn, row in packed:
-            if row.op in kept:
-                report.turns += 1
-                report.messages += len(turn.messages)
+        sizes = {row.op: len(turn.messages) for turn, row in packed}
+        report.turns += len(stored)
+        report.messages += sum(sizes[op] for op in stored)
     return arrived
 
 
@@ -250,11 +251,7 @@ amigrate = in_thread(migrate)
 
 
 def _move(
-    conversation: Conversation,
-    target: AnyFactory,
-    user_id: str | None,
-    report: MigrationReport,
-    advance: Callable[[int], None],
+    conversation: Conversation, target: AnyFactory, user_id: str | None, report: MigrationReport, advance: Advance
 ) -> list[str]:
     """Copy one conversation; return the idempotency keys of the turns that arrived."""
     try:
@@ -270,7 +267,7 @@ def _move(
 
 
 def reported(
-    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Callable[[int], None] | None = None
+    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Advance | None = None
 ) -> Iterator[Turn]:
     """Report the problems of turns, and pass on those that hold messages."""
     for turn in turns:

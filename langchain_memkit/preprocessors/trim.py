@@ -14,11 +14,10 @@ from langchain_memkit._sync import adrive, drive, event
 from langchain_memkit.base import TokenCounter, TokenCounterLike, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages import trimming
-from langchain_memkit.messages.trimming import MessageType
+from langchain_memkit.messages.trimming import Kinds, MessageType
 from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, new_input, token_sizes
 
 OnOverflow: TypeAlias = Literal["keep", "raise"]
-Kinds: TypeAlias = Sequence[MessageType] | None
 
 
 class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
