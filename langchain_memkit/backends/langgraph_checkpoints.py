@@ -89,10 +89,7 @@ def _unpack(data: bytes, depth: int) -> object:
 
 
 def _of_json(value: dict[str, Any]) -> object:
-    """Convert an object in the JSON form of older versions to a `Foreign`; return any other dict as it is.
-
-    The form is `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`.
-    """
+    """Convert an object in the JSON form of older versions, `{"lc", "type", "id", "kwargs"}`, to a `Foreign`."""
     if value.get("type") == "constructor" and isinstance(value.get("id"), list) and "lc" in value:
         arguments = value.get("kwargs") or value.get("args")
         if isinstance(arguments, list) and len(arguments) == 1:

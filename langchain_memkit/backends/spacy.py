@@ -113,10 +113,10 @@ class SpacyEntityExtractor:
             self._nlp = nlp if isinstance(nlp, Language) else _load(str(nlp or os.environ.get(ENV) or _find()))
             self._full = _full_size(self._nlp)
             self._ruler = _ruler(self._nlp, patterns) if patterns else None
-            self._idle = _idle(self._nlp)
+            kinds = {name: self._nlp.get_pipe_meta(name).factory for name in self._nlp.pipe_names}
+            self._idle = _idle(self._nlp, kinds)
             # The stop words of a pipeline that only learned from texts; one with rules may name any word.
-            kinds = {self._nlp.get_pipe_meta(name).factory for name in self._nlp.pipe_names}
-            learned = self._ruler is None and kinds <= KNOWN - RULERS
+            learned = self._ruler is None and (KNOWN - RULERS).issuperset(kinds.values())
             self._mere = frozenset(self._nlp.Defaults.stop_words) if learned else frozenset()
             self._types = _kept_types(self._nlp, types, self._ruler)
 
@@ -289,9 +289,8 @@ def _reads_tags(ruler: Any) -> bool:
     return any(TAGS.intersection(map(str.upper, token)) for token in tokens)
 
 
-def _idle(nlp: Language) -> list[str]:
+def _idle(nlp: Language, kinds: dict[str, str]) -> list[str]:
     """Return the names of the components that names do not depend on, which can be disabled."""
-    kinds = {name: nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
     if not KNOWN.issuperset(kinds.values()):
         return []  # a component of the user's may use anything
     if any(_reads_tags(nlp.get_pipe(name)) for name, kind in kinds.items() if kind in RULERS):

@@ -332,10 +332,7 @@ def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
-    """Return the message with each answered call once, and no others; None if nothing is left.
-
-    `legacy` says whether its `function_call` is answered.
-    """
+    """Return the message with each answered call once (`legacy`: its `function_call`), or None if nothing is left."""
     calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
     rest_of = answered - {c["id"] for c in calls}
     bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())

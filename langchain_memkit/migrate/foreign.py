@@ -340,10 +340,7 @@ def _of_thread(thread_id: object, channel: str, state: Any, problems: list[str])
 
 
 def _owner(metadata: Any) -> tuple[str, list[str]]:
-    """Return a thread's owner, an empty string for none, and what is wrong with it.
-
-    The owner is the `user_id` of the thread's config, which LangGraph stores with every checkpoint.
-    """
+    """Return a thread's owner, the `user_id` of its config (an empty string for none), and what is wrong with it."""
     from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
     found = None

@@ -176,9 +176,6 @@ def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
         yield list(batch.values())
 
 
-ROWS_AT_ONCE = 500
-
-
 def migrate(
     source: AnyFactory | ConversationSource,
     target: AnyFactory,
@@ -280,7 +277,7 @@ def reported(
 
 def _unknown(turns: Iterator[Turn], history: TurnHistory) -> Iterator[Turn]:
     """Filter out turns of one message whose id the target has: an agent there has stored it itself."""
-    while some := list(islice(turns, ROWS_AT_ONCE)):
+    while some := list(islice(turns, BATCH_TURNS)):
         stored = known_ids(history, some)
         yield from (turn for turn in some if turn.messages[0].id not in stored)
 
