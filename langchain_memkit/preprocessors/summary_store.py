@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -88,19 +89,16 @@ class SummaryRecord:
     @classmethod
     def from_dict(cls, data: Any, key: str = "") -> SummaryRecord | None:
         """Restore a record; None if it is damaged or of another version."""
-        try:
-            position = Position(**data["position"]) if data["position"] is not None else None
-            if data["v"] != VERSION or not isinstance(data["text"], str):
-                return None
-            if position and not (type(position.epoch) is type(position.seq) is int and isinstance(position.op, str)):
-                return None
-            plain: dict[str, Any] = {name: kind(data[name]) for name, kind in PLAIN.items()}
-            created_at = datetime.fromisoformat(data["createdAt"])
-            expires_at = datetime.fromisoformat(data["expiresAt"]) if data["expiresAt"] else None
-            lead = tuple(map(str, data["lead"]))
-            return cls(**plain, position=position, created_at=created_at, expires_at=expires_at, lead=lead, key=key)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return None
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            at = Position(**data["position"]) if data["position"] is not None else None
+            is_sound = at is None or (type(at.epoch) is type(at.seq) is int and isinstance(at.op, str))
+            if is_sound and data["v"] == VERSION and isinstance(data["text"], str):
+                plain: dict[str, Any] = {name: kind(data[name]) for name, kind in PLAIN.items()}
+                created_at = datetime.fromisoformat(data["createdAt"])
+                expires_at = datetime.fromisoformat(data["expiresAt"]) if data["expiresAt"] else None
+                lead = tuple(map(str, data["lead"]))
+                return cls(**plain, position=at, created_at=created_at, expires_at=expires_at, lead=lead, key=key)
+        return None
 
 
 def covered_end(key: str) -> str:
