@@ -115,11 +115,9 @@ def _items(text: str) -> tuple[list[object], str | None]:
     if before is None:
         return [], "it is no list of messages"
     items: list[object] = []
-    while before is not None:
-        try:
+    with suppress(ValueError, RecursionError):
+        while before is not None:
             item, end = json.JSONDecoder().raw_decode(text, before.end())
-        except (ValueError, RecursionError):
-            break
-        items.append(item)
-        before = SEPARATOR.match(text, end)
+            items.append(item)
+            before = SEPARATOR.match(text, end)
     return items, f"cut off or damaged after message {len(items)}"

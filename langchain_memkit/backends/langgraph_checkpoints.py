@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date, datetime
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, convert_to_messages
@@ -89,10 +89,7 @@ def _unpack(data: bytes, depth: int) -> object:
 
 
 def _of_json(value: dict[str, Any]) -> object:
-    """Convert an object in the JSON form of older versions to a `Foreign`; return any other dict as it is.
-
-    The form is `{"lc": ..., "type": "constructor", "id": [module..., class], "kwargs": {...}}`.
-    """
+    """Convert an object in the JSON form of older versions, `{"lc", "type", "id", "kwargs"}`, to a `Foreign`."""
     if value.get("type") == "constructor" and isinstance(value.get("id"), list) and "lc" in value:
         arguments = value.get("kwargs") or value.get("args")
         if isinstance(arguments, list) and len(arguments) == 1:
@@ -149,8 +146,11 @@ def replayed(seed: object, writes: Iterable[object]) -> list[object]:
         ['hello', {'role': 'ai', 'content': 'hey', 'id': '1'}]
     """
     said: dict[object, object] = {}
-
-    def add(items: object) -> None:
+    places = count()
+    for write in chain([seed], writes):
+        overwritten, items = _overwrite(write)
+        if overwritten:
+            said.clear()
         for item in items if isinstance(items, list) else [items] if items else []:
             is_removal = isinstance(item, Foreign) and item.name.rpartition(".")[2] == "RemoveMessage"
             data = item.data if isinstance(item, Foreign) else item
@@ -162,26 +162,18 @@ def replayed(seed: object, writes: Iterable[object]) -> list[object]:
                 said.clear()
             else:
                 said.pop(known, None)
-
-    places = count()
-    add(seed)
-    for write in writes:
-        overwritten, value = _overwrite(write)
-        if overwritten:
-            said.clear()
-        add(value if overwritten else write)
     return list(said.values())
 
 
 def _overwrite(write: object) -> tuple[bool, object]:
-    """Return whether a write replaces the whole list, and the new list; reads all three forms that LangGraph uses."""
+    """Return whether a write replaces the whole list, and its items; reads all three forms that LangGraph uses."""
     if isinstance(write, Foreign) and write.name == "langgraph.types.Overwrite" and isinstance(write.data, Mapping):
         return True, write.data.get("value")
     if isinstance(write, Mapping) and set(write) == {OVERWRITE}:
         return True, write[OVERWRITE]
     if isinstance(write, Mapping) and write.get("type") == OVERWRITE:
         return True, write.get("value")
-    return False, None
+    return False, write
 
 
 BUILDERS: dict[str, Callable[[Any], object]] = {

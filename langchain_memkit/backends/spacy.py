@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -113,10 +113,10 @@ class SpacyEntityExtractor:
             self._nlp = nlp if isinstance(nlp, Language) else _load(str(nlp or os.environ.get(ENV) or _find()))
             self._full = _full_size(self._nlp)
             self._ruler = _ruler(self._nlp, patterns) if patterns else None
-            self._idle = _idle(self._nlp)
+            kinds = {name: self._nlp.get_pipe_meta(name).factory for name in self._nlp.pipe_names}
+            self._idle = _idle(self._nlp, kinds)
             # The stop words of a pipeline that only learned from texts; one with rules may name any word.
-            kinds = {self._nlp.get_pipe_meta(name).factory for name in self._nlp.pipe_names}
-            learned = self._ruler is None and kinds <= KNOWN - RULERS
+            learned = self._ruler is None and (KNOWN - RULERS).issuperset(kinds.values())
             self._mere = frozenset(self._nlp.Defaults.stop_words) if learned else frozenset()
             self._types = _kept_types(self._nlp, types, self._ruler)
 
@@ -249,7 +249,8 @@ def _checked(name: str) -> Path:
             return folder
         msg = f"{name} in {package} was refused, because its files are not those of en_core_web_sm 3.8.0"
         raise SpacyModelMissing(msg)
-    try:
+    # Damaged, or not a package of Explosion's: refused below.
+    with suppress(AttributeError, KeyError, OSError, PackageNotFoundError, TypeError, ValueError):
         installed = distribution(name)
         meta = json.loads((package / "meta.json").read_bytes())
         fits = f"{meta['lang']}_{meta['name']}" == name and meta["author"] == "Explosion"
@@ -258,8 +259,6 @@ def _checked(name: str) -> Path:
         folder = package / f"{name}-{meta['version']}"
         if fits and spacy.util.is_compatible_version(about.__version__, meta["spacy_version"]):
             return folder
-    except (AttributeError, KeyError, OSError, PackageNotFoundError, TypeError, ValueError):
-        pass  # damaged, or not a package of Explosion's: refused below
     msg = f"{name} in {package} was refused, because it is not what Explosion ships for spaCy {about.__version__}"
     raise SpacyModelMissing(msg)
 
@@ -290,9 +289,8 @@ def _reads_tags(ruler: Any) -> bool:
     return any(TAGS.intersection(map(str.upper, token)) for token in tokens)
 
 
-def _idle(nlp: Language) -> list[str]:
+def _idle(nlp: Language, kinds: dict[str, str]) -> list[str]:
     """Return the names of the components that names do not depend on, which can be disabled."""
-    kinds = {name: nlp.get_pipe_meta(name).factory for name in nlp.pipe_names}
     if not KNOWN.issuperset(kinds.values()):
         return []  # a component of the user's may use anything
     if any(_reads_tags(nlp.get_pipe(name)) for name, kind in kinds.items() if kind in RULERS):

@@ -15,21 +15,13 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 import langchain_memkit
+from langchain_memkit import migrate as migration
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, inspection
 from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
 from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
 from langchain_memkit.cli.purge import purge_places
 from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format, require_mongodb
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
-from langchain_memkit.migrate import (
-    MigrationReport,
-    export_history,
-    import_history,
-    langchain_file_source,
-    langchain_sql_source,
-    langgraph_source,
-)
-from langchain_memkit.migrate import migrate as migrate_history
 from langchain_memkit.migrate.jsonl import MAX_BYTES, MAX_LINE_BYTES
 from langchain_memkit.migrate.sources import AnyFactory, ConversationSource, history_source
 from langchain_memkit.stores.history import HistoryFactory
@@ -72,6 +64,7 @@ def _option(option: str, text: str, metavar: str = "NAME", least: int | None = N
 
 
 Text = str | None
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", callback=_flag)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", callback=_flag)]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Draw no bar.")]
@@ -98,11 +91,7 @@ Owner = Annotated[Text, _option("--user", "Give everything to this user.")]
 
 
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
+def _root(version: Version = False) -> None:
     pass
 
 
@@ -153,7 +142,7 @@ def migrate(
             elif kept_as is Format.LANGCHAIN_MONGODB and not in_place:
                 read = history_source(read, "")  # only what belongs to nobody
         progress = _wants_bar(output, no_progress)
-        report = migrate_history(read, written, user_id=user, dry_run=dry_run, progress=progress)
+        report = migration.migrate(read, written, user_id=user, dry_run=dry_run, progress=progress)
     return _report(output, report, "moved")
 
 
@@ -185,7 +174,7 @@ def export_(
         raise ConfigurationError(msg)
     with closing(histories), writable(file, place) as opened:
         progress = _wants_bar(output, no_progress) and file != STREAM
-        report = export_history(histories, opened, user_id=user, progress=progress)
+        report = migration.export_history(histories, opened, user_id=user, progress=progress)
     output.beside = file == STREAM
     return _report(output, report, "exported")
 
@@ -214,15 +203,9 @@ def import_(
     place = Target(_where(target, TO_URI), database, collection)
     _refuse_foreign(check_target(place, "--to", exists=False))
     with closing(_factory(place, LAYOUTS[to_format], collection)) as histories, readable(file) as opened:
-        report = import_history(
-            histories,
-            opened,
-            user_id=user,
-            dry_run=dry_run,
-            max_line_bytes=max_line << 20,
-            max_bytes=max_size << 20,
-            progress=_wants_bar(output, no_progress),
-        )
+        limits = {"max_line_bytes": max_line << 20, "max_bytes": max_size << 20}
+        progress = _wants_bar(output, no_progress)
+        report = migration.import_history(histories, opened, user_id=user, dry_run=dry_run, **limits, progress=progress)
     return _report(output, report, "imported")
 
 
@@ -294,12 +277,12 @@ def _named(place: Target, collection: str | None) -> str:
 def _source(place: Target, kept_as: Format, collection: str | None) -> AnyFactory | ConversationSource:
     """Return the source for `migrate` in the given format."""
     if kept_as is Format.SQL:
-        return langchain_sql_source(place.where, place.table, place.session_id_column)
+        return migration.langchain_sql_source(place.where, place.table, place.session_id_column)
     if kept_as is Format.FILE:
-        return langchain_file_source(place.where)
+        return migration.langchain_file_source(place.where)
     if kept_as is Format.LANGGRAPH:
         names = {"database_name": place.named_database, "collection_name": collection}
-        return langgraph_source(place.where, **{name: value for name, value in names.items() if value})
+        return migration.langgraph_source(place.where, **{name: value for name, value in names.items() if value})
     _refuse_foreign(place)
     return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
 
@@ -315,15 +298,10 @@ def _refuse_foreign(place: Target) -> None:
 def _factory(place: Target, layout: Layout, collection: str | None) -> AnyFactory:
     """Return a history factory for a target, or refuse a layout that it cannot hold."""
     if place.is_mongodb:
-        session_id_key, history_key = place.keys
+        names = (place.where, place.database, collection or COLLECTION)
+        session_id, history = place.keys
         return langchain_memkit.MongoDBChatMessageHistory.factory(
-            place.where,
-            place.database,
-            collection or COLLECTION,
-            layout=layout,
-            session_id_key=session_id_key,
-            history_key=history_key,
-            user_id_key=place.user_id_key,
+            *names, layout=layout, session_id_key=session_id, history_key=history, user_id_key=place.user_id_key
         )
     if layout != "turns":
         msg = f"{place.label} is no MongoDB, and only that keeps rows of langchain-mongodb or Q/A documents"
@@ -334,7 +312,7 @@ def _factory(place: Target, layout: Layout, collection: str | None) -> AnyFactor
     return SQLiteChatMessageHistory.factory(place.path)
 
 
-def _report(output: Output, report: MigrationReport, verb: str) -> int:
+def _report(output: Output, report: migration.MigrationReport, verb: str) -> int:
     """Print the result; return the exit code."""
     done = f"would be {verb}" if report.dry_run else verb
     output.table([done, "count"], [(name, getattr(report, name)) for name in ("sessions", "turns", "messages")])
@@ -358,10 +336,7 @@ class Check(NamedTuple):
 
 
 def _check_places(output: Output, places: Iterable[Target], *, fix: bool, as_json: bool) -> int:
-    """Check this machine and the given targets, and print the checks; return 1 if any of them fails.
-
-    With `fix`, missing indexes of collections are announced and built.
-    """
+    """Check this machine and the targets, print the checks, and return 1 if any fails; `fix` builds missing indexes."""
     checks = list(_machine())
     for place in places:
         try:

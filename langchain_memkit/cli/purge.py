@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import typer
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -28,6 +28,9 @@ NO_EMBEDDING = DeterministicFakeEmbedding(size=1)  # of stores that are opened t
 LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
 OTHER_KEYS = "other keys"
 BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version", "preferences/session/")
+
+Counts: TypeAlias = dict[tuple[str, str], int]
+"""Numbers of a user's records, by kind and store."""
 
 
 class ErasableStore(NamedTuple):
@@ -79,20 +82,17 @@ def _ask(output: Output, user_id: str) -> None:
         raise ConfigurationError(msg)
 
 
-def _counts(parts: Sequence[ErasableStore], user_id: str) -> dict[tuple[str, str], int]:
+def _counts(parts: Sequence[ErasableStore], user_id: str) -> Counts:
     """Count the user's records by kind and store."""
     return {(what, part.where): n for part in parts for what, n in part.found(user_id).items()}
 
 
-def _show(
-    output: Output, title: str, before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str], int] | None
-) -> None:
+def _show(output: Output, title: str, before: Counts, after: Counts | None) -> None:
     output.line(title)
-    keys = list(before) + [key for key in after or () if key not in before]
     if after is None:
-        output.table(("what", "where", "found"), [(*key, before[key]) for key in keys])
+        output.table(("what", "where", "found"), [(*key, n) for key, n in before.items()])
         return
-    rows = [(*key, before.get(key, 0), after.get(key, 0)) for key in keys]
+    rows = [(*key, before.get(key, 0), after.get(key, 0)) for key in dict.fromkeys([*before, *after])]
     output.table(("what", "where", "deleted", "left"), rows)
 
 

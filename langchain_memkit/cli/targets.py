@@ -30,12 +30,7 @@ class Format(StrEnum):
 
 
 # The kinds of data in a collection, and the tables in a file, by the format to read them in.
-OF_KIND = {
-    "turns": Format.MEMKIT,
-    "langchain-mongodb": Format.LANGCHAIN_MONGODB,
-    "qa": Format.QA,
-    "langgraph": Format.LANGGRAPH,
-}
+OF_KIND = {f.value: f for f in (Format.LANGCHAIN_MONGODB, Format.QA, Format.LANGGRAPH)} | {"turns": Format.MEMKIT}
 OF_TABLE = {"turns": Format.MEMKIT, "message_store": Format.SQL, "checkpoints": Format.LANGGRAPH}
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    BaseMessageChunk,
-    HumanMessage,
-    convert_to_messages,
-    message_chunk_to_message,
-    messages_from_dict,
-)
+from langchain_core import messages as core
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, BaseMessageChunk, HumanMessage
 from pydantic import BaseModel
 
 from langchain_memkit.base import describe_value
@@ -43,10 +36,9 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
                 msg = f"Expected a single list of messages. Got {len(value)} lists."
                 raise ValueError(msg)
             value = value[0]
-        try:
-            messages = convert_to_messages(list(value))
-        except (NotImplementedError, ValueError):  # not chained: its text quotes the user's input
-            messages = None
+        messages = None
+        with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input
+            messages = core.convert_to_messages(list(value))
         if messages is None:
             msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
             raise ValueError(msg)
@@ -59,7 +51,7 @@ def _typed(message: BaseMessage) -> BaseMessage:
     """Turn a bare `BaseMessage`, as LangServe builds from a request, into the message class that its type names."""
     if type(message) is not BaseMessage:
         return message
-    return messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
+    return core.messages_from_dict([{"type": message.type, "data": dict(message)}])[0]
 
 
 def output_messages(output: object, key: str | None) -> list[BaseMessage]:
@@ -68,9 +60,7 @@ def output_messages(output: object, key: str | None) -> list[BaseMessage]:
     Structured output becomes an AI message with its JSON. Without a `key`, a dict's only one is taken, else `"output"`,
     else `"messages"`.
     """
-    value = output
-    if isinstance(output, Mapping):
-        value = _from_dict(output, key)
+    value = _from_dict(output, key) if isinstance(output, Mapping) else output
     if isinstance(value, str):
         return [AIMessage(value)]
     if isinstance(value, BaseMessage):
@@ -86,7 +76,7 @@ def output_messages(output: object, key: str | None) -> list[BaseMessage]:
 def _whole(message: BaseMessage) -> BaseMessage:
     """Make a message storable: turn a chunk into a message, and drop the Python object that langchain-openai adds."""
     if isinstance(message, BaseMessageChunk):
-        message = message_chunk_to_message(message)
+        message = core.message_chunk_to_message(message)
     if isinstance(message.additional_kwargs.get("parsed"), BaseModel):
         rest = {k: v for k, v in message.additional_kwargs.items() if k != "parsed"}
         message = message.model_copy(update={"additional_kwargs": rest})
@@ -108,10 +98,8 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
             is_list = isinstance(value, (list, tuple)) and all(isinstance(m, BaseMessage) for m in value)
             if is_list or isinstance(value, (str, BaseMessage, BaseModel)):
                 return value
-        try:
+        with suppress(TypeError, ValueError):
             return json.dumps(output, ensure_ascii=False)  # structured output as a plain dict
-        except (TypeError, ValueError):
-            pass
     wanted = key or "output"
     msg = f"the chain's output has no key {wanted!r} with messages, only {sorted(map(str, output))}; "
     raise UnsupportedOutputError(msg + "set output_messages_key", output=output)
@@ -156,18 +144,15 @@ class StreamedOutput:
 
     def add(self, chunk: Any) -> None:
         """Add the next chunk."""
+        is_first, self.empty = self.empty, False
         is_whole = isinstance(chunk, BaseMessage) and not isinstance(chunk, BaseMessageChunk)
-        adds_up = not (self._chunks or is_whole or type(chunk) in (dict, tuple))
-        try:
-            if adds_up:
-                self._total = chunk if self.empty else self._total + chunk
-        except TypeError:
-            adds_up = False
-        if not adds_up:
-            if not (self._chunks or self.empty):
-                self._chunks.append(self._total)
-            self._chunks.append(chunk)
-        self.empty = False
+        if not (self._chunks or is_whole or type(chunk) in (dict, tuple)):
+            with suppress(TypeError):
+                self._total = chunk if is_first else self._total + chunk
+                return
+        if not (self._chunks or is_first):
+            self._chunks.append(self._total)
+        self._chunks.append(chunk)
 
     @property
     def value(self) -> Any:

@@ -25,43 +25,26 @@ FORMAT_VERSION = 1
 TAG = "_memkit"
 MAX_DEPTH = 60  # BSON stops at 100 levels, and a tagged value takes two
 
-MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
-    cls.model_fields["type"].default: cls
-    for cls in (
-        core.HumanMessage,
-        core.AIMessage,
-        core.SystemMessage,
-        core.ToolMessage,
-        core.FunctionMessage,
-        core.ChatMessage,
-        core.RemoveMessage,
-        core.HumanMessageChunk,
-        core.AIMessageChunk,
-        core.SystemMessageChunk,
-        core.ToolMessageChunk,
-        core.FunctionMessageChunk,
-        core.ChatMessageChunk,
-    )
-}
+KINDS = ("Human", "AI", "System", "Tool", "Function", "Chat")
+CLASSES: list[type[BaseMessage]] = [core.RemoveMessage]
+CLASSES += [getattr(core, f"{kind}Message{form}") for form in ("", "Chunk") for kind in KINDS]
+MESSAGE_TYPES = {cls.model_fields["type"].default: cls for cls in CLASSES}
 """Message classes that can be stored and read back, by their `type`."""
 
 STORED_TYPES = {cls: name for name, cls in MESSAGE_TYPES.items()}
 # `role` holds the class, as in the chat APIs, so a ChatMessage's own role gets another name.
-RENAMED = {"role": "chat_role"}
-RENAMED_BACK = {new: old for old, new in RENAMED.items()}
-
+OWN_ROLE = "chat_role"
 
 Encoded: TypeAlias = dict[str, Any]
 """Plain data: str, int, float, bool, None, lists and dicts with keys of text."""
 
-DEFAULTS: dict[type[BaseMessage], Encoded] = {
-    cls: {
-        name: field.get_default(call_default_factory=True)
-        for name, field in cls.model_fields.items()
-        if not field.is_required()
-    }
-    for cls in STORED_TYPES
-}
+
+def _defaults(cls: type[BaseMessage]) -> Encoded:
+    optional = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
+    return {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
+
+
+DEFAULTS = {cls: _defaults(cls) for cls in STORED_TYPES}
 
 
 def encode_messages(messages: Sequence[BaseMessage]) -> list[Encoded]:
@@ -91,7 +74,7 @@ def encode_message(message: BaseMessage, path: str = "message") -> Encoded:
         # `==` is called on equal types only: arrays return arrays.
         is_default = name in defaults and type(value) is type(defaults[name]) and bool(value == defaults[name])
         if name != "type" and not is_default:
-            encoded[RENAMED.get(name, name)] = encode_value(value, f"{path}.{name}")
+            encoded[OWN_ROLE if name == "role" else name] = encode_value(value, f"{path}.{name}")
     if extra := message.__pydantic_extra__:
         encoded["extra"] = encode_value(dict(extra), f"{path}.extra")
     # Most messages are a text and an id, so only the others pay for a trial decoding.
@@ -119,9 +102,9 @@ def decode_message(data: object) -> BaseMessage:
         msg = f"a message should be a document, not {type(data).__name__}"
         raise MessageDecodeError(msg)
     try:
-        fields = {
-            RENAMED_BACK.get(str(k), str(k)): decode_value(v) for k, v in data.items() if k not in ("role", "extra")
-        }
+        fields = {str(k): decode_value(v) for k, v in data.items() if k not in ("role", "extra")}
+        if OWN_ROLE in fields:
+            fields["role"] = fields.pop(OWN_ROLE)
         extra = decode_value(data.get("extra", {}))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         msg = f"a value cannot be read ({type(error).__name__})"
@@ -230,18 +213,20 @@ def _encode_str(value: str) -> str | Encoded:
 
 
 def _encode_dict(value: Mapping[object, object], path: str, depth: int) -> Encoded:
-    # Keys that MongoDB would read as operators or paths, or that look like the tag, are stored as pairs instead.
-    plain = all(
-        isinstance(k, str) and "." not in k and "\x00" not in k and not k.startswith("$") and k != TAG and _is_utf8(k)
-        for k in value
-    )
-    if plain:
+    if all(map(_is_plain_key, value)):
         return {str.__str__(k): encode_value(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
     pairs = [
         [encode_value(k, f"{path}.keys()", depth + 2), encode_value(v, f"{path}[{k!r:.50}]", depth + 2)]
         for k, v in value.items()
     ]
     return _tagged("dict", pairs)
+
+
+def _is_plain_key(key: object) -> bool:
+    """Return False for keys that MongoDB reads as operators or paths, or that look like the tag: they go into pairs."""
+    if not isinstance(key, str) or "." in key or "\x00" in key or key.startswith("$") or key == TAG:
+        return False
+    return _is_utf8(key)
 
 
 def _is_utf8(key: str) -> bool:

@@ -318,10 +318,7 @@ class _Known:
 
     def contains(self, record: Record) -> bool:
         """Return whether a record contains nothing new."""
-        mark = _mark(record)
-        if mark in self._marks or (mark[0], "") in self._marks:
-            return True
-        return all(self._has(name, _plain(text)) for name, text in _parts(record))
+        return _mark(record) in self._marks or all(self._has(name, _plain(text)) for name, text in _parts(record))
 
     def _has(self, name: str, text: str) -> bool:
         beginning = text.removesuffix("...").rstrip()  # a memory may have cut the text

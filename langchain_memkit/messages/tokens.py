@@ -7,21 +7,13 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from langchain_core import messages as core
 from langchain_core.language_models import BaseLanguageModel
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    ChatMessage,
-    HumanMessage,
-    InvalidToolCall,
-    RemoveMessage,
-    SystemMessage,
-    ToolCall,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
 from langchain_core.messages.utils import count_tokens_approximately
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike
@@ -44,7 +36,7 @@ BASE64 = re.compile(r"[A-Za-z0-9+/_=\r\n-]+")
 
 def openai_role(message: BaseMessage) -> str:
     """Return the role that the message has in OpenAI's API."""
-    if isinstance(message, ChatMessage):
+    if isinstance(message, core.ChatMessage):
         return message.role
     role = message.additional_kwargs.get("__openai_role__") if isinstance(message, SystemMessage) else None
     if isinstance(role, str):
@@ -92,9 +84,9 @@ def _without_payloads(value: Any, key: object, found: list[str | bytes]) -> Any:
     return ""
 
 
-def loose_tool_calls(message: AIMessage) -> Sequence[ToolCall | InvalidToolCall]:
+def loose_tool_calls(message: AIMessage) -> Sequence[core.ToolCall | core.InvalidToolCall]:
     """Return the tool calls of a message that no content block repeats, as newer formats of providers do."""
-    calls: list[ToolCall | InvalidToolCall] = [*message.tool_calls, *message.invalid_tool_calls]
+    calls: list[core.ToolCall | core.InvalidToolCall] = [*message.tool_calls, *message.invalid_tool_calls]
     if not calls or isinstance(message.content, str):
         return calls
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -339,10 +331,9 @@ def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
             f"or a model, got {type(one).__name__}"
         )
         raise ConfigurationError(msg)
-    try:
+    first = None
+    with suppress(ValueError):  # some builtins have no signature
         first = next(iter(inspect.signature(one).parameters.values()), None)
-    except ValueError:  # some builtins have no signature
-        return token_counter  # type: ignore[return-value]  # of a list
     if first is None or first.annotation not in (BaseMessage, BaseMessage.__name__):
         return token_counter  # type: ignore[return-value]  # of a list
     return _NamedCounter(lambda messages: sum(map(one, messages)), counter_name(one))

@@ -6,17 +6,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 from typing import Any, NamedTuple, TypeAlias
-from uuid import NAMESPACE_OID, uuid4, uuid5
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    FunctionMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit.errors import ConfigurationError
 
@@ -102,9 +94,9 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
     return ranges
 
 
-def with_ids(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def with_ids(messages: Sequence[BaseMessage], new_id: Callable[[], UUID] = uuid4) -> list[BaseMessage]:
     """Give each message an id; messages without one are copied, so that the caller's objects stay as they are."""
-    return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
+    return [m if m.id else m.model_copy(update={"id": str(new_id())}) for m in messages]
 
 
 def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
@@ -115,12 +107,7 @@ def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id
     numbers = count()
     # Derived, not random: a retry in another process must produce the same id, since both the history and the memories
     # deduplicate by it.
-    return [
-        m
-        if m.id
-        else m.model_copy(update={"id": str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))})
-        for m in messages
-    ]
+    return with_ids(messages, lambda: uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))
 
 
 def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
@@ -149,6 +136,7 @@ def same_message(got: BaseMessage, given: BaseMessage) -> bool:
 
 
 MessageType: TypeAlias = str | type[BaseMessage]
+Kinds: TypeAlias = Sequence[MessageType] | None
 Size: TypeAlias = Callable[[int], int]
 """A function from a message's index to its number of tokens."""
 
@@ -228,12 +216,7 @@ def leading_system_count(messages: Sequence[BaseMessage]) -> int:
 
 
 def find_cut_point(
-    messages: Sequence[BaseMessage],
-    size: Size,
-    budget: int,
-    *,
-    lead: int = 0,
-    start_on: Sequence[MessageType] | None = None,
+    messages: Sequence[BaseMessage], size: Size, budget: int, *, lead: int = 0, start_on: Kinds = None
 ) -> CutPoint:
     """Find the longest end of a conversation within a budget, from the back: the cost depends on what is kept only.
 
@@ -276,9 +259,9 @@ def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: in
 
 def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
     """Return the position of the first whole tool group; the last group counts even if it begins earlier."""
-    for i in range(first, len(messages)):
-        if not isinstance(messages[i], RESULTS):
-            return i
+    starts = (i for i in range(first, len(messages)) if not isinstance(messages[i], RESULTS))
+    if (start := next(starts, None)) is not None:
+        return start
     results = trailing_results(messages, floor)
     asked_for = floor < results < len(messages) and len(whole_tool_groups(messages[results - 1 :])) > 1
     return results - 1 if asked_for else len(messages)
@@ -292,14 +275,13 @@ def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
     return i
 
 
-def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Sequence[MessageType] | None) -> bool:
+def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Kinds) -> bool:
     before = messages[i - 1] if i > lead else None
     # System messages belong to the turn that follows them, so no cut comes between.
     if isinstance(before, SystemMessage):
         return False
-    spoken = i
-    while spoken < len(messages) - 1 and isinstance(messages[spoken], SystemMessage):
-        spoken += 1
+    last = len(messages) - 1
+    spoken = next((j for j in range(i, last) if not isinstance(messages[j], SystemMessage)), last)
     said = messages[spoken].type.removesuffix("MessageChunk").lower()
     if start_on is not None and not any(
         isinstance(messages[spoken], kind) if isinstance(kind, type) else said == NAMES.get(kind, kind)
@@ -342,19 +324,15 @@ def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         for result in results:
             if isinstance(result, ToolMessage) and result.tool_call_id in asked:
                 answers.setdefault(result.tool_call_id, result)
-        legacy = [
-            r for r in results[:1] if isinstance(r, FunctionMessage) and "function_call" in head.additional_kwargs
-        ]
+        has_function = "function_call" in head.additional_kwargs
+        legacy = [r for r in results[:1] if has_function and isinstance(r, FunctionMessage)]
         whole = _with_calls(head, set(answers), legacy=bool(legacy))
         kept += [] if whole is None else [whole, *legacy, *answers.values()]
     return kept
 
 
 def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMessage | None:
-    """Return the message with each answered call once, and no others; None if nothing is left.
-
-    `legacy` says whether its `function_call` is answered.
-    """
+    """Return the message with each answered call once (`legacy`: its `function_call`), or None if nothing is left."""
     calls = list({c["id"]: c for c in message.tool_calls if c["id"] in answered}.values())
     rest_of = answered - {c["id"] for c in calls}
     bad = list({c["id"]: c for c in message.invalid_tool_calls if c["id"] in rest_of}.values())
@@ -370,8 +348,8 @@ def _with_calls(message: AIMessage, answered: set[str], *, legacy: bool) -> AIMe
     drop = ("tool_calls", "function_call") if open_function else ("tool_calls",)
     kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in drop}
     update: dict[str, Any] = {"content": content, "tool_calls": calls, "invalid_tool_calls": bad}
-    if isinstance(message, AIMessageChunk):
-        update["tool_call_chunks"] = [c for c in message.tool_call_chunks if c["id"] in answered]
+    if chunks := getattr(message, "tool_call_chunks", ()):  # of an AIMessageChunk
+        update["tool_call_chunks"] = [chunk for chunk in chunks if chunk["id"] in answered]
     return message.model_copy(update={**update, "additional_kwargs": kwargs})
 
 

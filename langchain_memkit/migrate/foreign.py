@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -28,9 +28,7 @@ SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
 
 
 def langchain_sql_source(
-    url_or_path: str | os.PathLike[str],
-    table_name: str = "message_store",
-    session_id_column: str = "session_id",
+    url_or_path: str | os.PathLike[str], table_name: str = "message_store", session_id_column: str = "session_id"
 ) -> ConversationSource:
     """Open the table of langchain-community's `SQLChatMessageHistory` as a source for `migrate`. Read-only.
 
@@ -265,8 +263,7 @@ def _of_threads(rows_of: Threads, channel: str) -> Generator[Conversation, None,
 
     with closing(rows_of()) as rows:
         for thread_id, kind, blob, metadata, older in rows:
-            owner, problem = _owner(metadata)
-            problems = [problem] if problem else []
+            owner, problems = _owner(metadata)
             try:
                 state = decode_checkpoint(kind, blob)
                 values, versions = _parts(state)
@@ -278,9 +275,8 @@ def _of_threads(rows_of: Threads, channel: str) -> Generator[Conversation, None,
             else:
                 # By id, since an agent with `MessageHistoryMiddleware` may have stored the same messages under other
                 # turns.
-                yield Conversation(
-                    thread_id, owner, partial(_of_thread, thread_id, channel, state, problems), by_id=True
-                )
+                turns = partial(_of_thread, thread_id, channel, state, problems)
+                yield Conversation(thread_id, owner, turns, by_id=True)
 
 
 def _parts(state: object) -> tuple[dict[str, object], dict[str, object]]:
@@ -343,23 +339,19 @@ def _of_thread(thread_id: object, channel: str, state: Any, problems: list[str])
         yield unreadable(f"thread: {waiting} tool calls have no results yet; move it again when they have")
 
 
-def _owner(metadata: Any) -> tuple[str, str]:
-    """Return the owner of a thread and a problem with it, both empty strings if there is none.
-
-    The owner is the `user_id` of the thread's config, which LangGraph stores with every checkpoint.
-    """
+def _owner(metadata: Any) -> tuple[str, list[str]]:
+    """Return a thread's owner, the `user_id` of its config (an empty string for none), and what is wrong with it."""
     from langchain_memkit.backends.langgraph_checkpoints import decode_checkpoint
 
-    try:
+    found = None
+    with suppress(AttributeError, TypeError, ValueError, RecursionError):
         found = (metadata if isinstance(metadata, dict) else json.loads(metadata)).get("user_id")
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return "", ""
     try:
         if isinstance(found, (list, tuple)) and len(found) == 2:  # MongoDBSaver stores each value with its type
             found = decode_checkpoint(*found)
         if found is None:
-            return "", ""
+            return "", []
         is_number = isinstance(found, int) and not isinstance(found, bool)
-        return check_id(str(found) if is_number else found, "user_id"), ""
+        return check_id(str(found) if is_number else found, "user_id"), []
     except (TypeError, ValueError) as error:
-        return "", f"moved as nobody's: {error}"
+        return "", [f"moved as nobody's: {error}"]

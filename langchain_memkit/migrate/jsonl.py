@@ -10,8 +10,8 @@ import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TextIO, TypeAlias
@@ -22,7 +22,7 @@ from langchain_memkit.errors import ConfigurationError, HistoryReadError, Histor
 from langchain_memkit.messages.codec import FORMAT_VERSION, encode_messages
 from langchain_memkit.messages.tokens import counter_name
 from langchain_memkit.migrate.sources import AnyFactory, checked, history_source, in_thread, unreadable, utc_date
-from langchain_memkit.migrate.transfer import MigrationReport, copy_turns, reported
+from langchain_memkit.migrate.transfer import Advance, MigrationReport, copy_turns, reported
 from langchain_memkit.stores.history_rows import SessionScope, read_turn
 
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
@@ -40,11 +40,7 @@ PIECE = 2**20  # characters read at once to skip a line that is too long
 
 
 def export_history(
-    factory: AnyFactory,
-    path_or_file: PathOrFile,
-    *,
-    user_id: str | None = None,
-    progress: bool = True,
+    factory: AnyFactory, path_or_file: PathOrFile, *, user_id: str | None = None, progress: bool = True
 ) -> MigrationReport:
     """Write every conversation as JSON lines, one turn per line, without losing anything that is stored of a turn.
 
@@ -241,13 +237,9 @@ def _line(data: Data) -> str:
 def turn_line(owner: str, session_id: object, turn: Turn, counter: TokenCounter | None) -> str:
     """Write a turn with everything that is stored of it; default values are left out."""
     data: Data = {"user_id": owner or None, "session_id": session_id, "op": turn.op}
-    if turn.seq:
-        data["seq"] = turn.seq
-    for name, moment in (("created_at", turn.created_at), ("expires_at", turn.expires_at)):
-        if moment is not None:
-            data[name] = moment.isoformat()
-    if turn.is_deleted:
-        data["is_deleted"] = True
+    created_at, expires_at = (date and date.isoformat() for date in (turn.created_at, turn.expires_at))
+    facts = {"seq": turn.seq, "created_at": created_at, "expires_at": expires_at, "is_deleted": turn.is_deleted}
+    data |= {name: fact for name, fact in facts.items() if fact}
     data |= {"messages": encode_messages(turn.messages), "tokens": turn.tokens, "token_counter": counter_name(counter)}
     return _line({**data, "v": FORMAT_VERSION})
 
@@ -270,23 +262,17 @@ def _lines(
     texts: Iterator[str | None], max_line_bytes: int | None, report: MigrationReport
 ) -> Iterator[tuple[int, SessionScope, Data]]:
     """Iterate over the turns with their lines' numbers; check header and end line, and report damaged lines."""
-    ended = False
-    number = 0
-    for number, text in enumerate(texts, 1):
+    _check_header(next(texts, None), max_line_bytes)
+    ended, number = False, 1
+    for number, text in enumerate(texts, 2):
         try:
             data = _parsed(text, max_line_bytes)
-            if number == 1:
-                _check_header(data)
-            elif "memkit" in data:
+            if "memkit" in data:
                 ended = ended or data["memkit"] == "end"
             else:
                 yield number, _scope_of(data), data
         except MessageDecodeError as error:
-            if number == 1:
-                _check_header({})
             report.skipped.append(f"line {number}: {error}")
-    if number == 0:
-        _check_header({})
     if not ended:
         report.skipped.append(f"line {number}: the file ends here without its last line: it was cut off")
 
@@ -295,7 +281,7 @@ def _parsed(text: str | None, max_line_bytes: int | None) -> Data:
     """Parse a line; None stands for one that is too long."""
     if text is None:
         name = "max_line_bytes= (memkit import --max-line)"
-        msg = f"longer than {_size(max_line_bytes)}, so left out: {name} sets the limit"
+        msg = f"longer than {_size(max_line_bytes or 0)}, so left out: {name} sets the limit"
         raise MessageDecodeError(msg)
     try:
         text.encode()  # the file was opened with surrogateescape, so invalid UTF-8 shows as lone surrogates
@@ -320,7 +306,10 @@ def _scope_of(data: Data) -> SessionScope:
         raise MessageDecodeError(str(error)) from error
 
 
-def _check_header(data: Data) -> None:
+def _check_header(text: str | None, max_line_bytes: int | None) -> None:
+    data: Data = {}
+    with suppress(MessageDecodeError):
+        data = _parsed(text, max_line_bytes)
     version = data.get("v")
     if data.get("memkit") != "export" or not isinstance(version, int):
         msg = "this is no export of memkit: its first line is not the header"
@@ -331,11 +320,7 @@ def _check_header(data: Data) -> None:
 
 
 def _texts(
-    file: TextIO,
-    max_line_bytes: int | None,
-    max_bytes: int | None,
-    report: MigrationReport,
-    advance: Callable[[int], None],
+    file: TextIO, max_line_bytes: int | None, max_bytes: int | None, report: MigrationReport, advance: Advance
 ) -> Iterator[str | None]:
     """Iterate over the lines of a file, with None for one that is too long, which is never in memory as a whole.
 
@@ -370,7 +355,6 @@ def _bytes_of(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _size(number: int | None) -> str:
+def _size(number: int) -> str:
     """Format a number of bytes for people."""
-    whole = number or 0
-    return f"{whole / 2**20:,.0f} MB" if whole >= 2**20 else f"{whole:,} bytes"
+    return f"{number / 2**20:,.0f} MB" if number >= 2**20 else f"{number:,} bytes"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 
 from langchain_memkit._histories import is_native
 from langchain_memkit.base import TokenCounter, Turn, describe_type
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES
+from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES, turn_starts
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory
 
 P = ParamSpec("P")
@@ -48,22 +49,16 @@ def _rows_of_next_turn(rows: list[Turn], turn: Turn) -> list[Turn]:
 
     All of them while their turn continues; the system messages directly before a question; none if a turn begins.
     """
-    if not rows:
-        return rows
-    if rows[-1].op == turn.op and turn.seq == 0:
+    if not rows or (rows[-1].op == turn.op and turn.seq == 0):
         return rows  # memkit wrote them as one turn
     if turn.seq or len(turn.messages) != 1 or not (turn.op.startswith(ROW) and rows[-1].op.startswith(ROW)):
         return []
-    if len(rows) >= MAX_BATCH_MESSAGES and not isinstance(turn.messages[0], ToolMessage):
+    message = turn.messages[0]
+    if len(rows) >= MAX_BATCH_MESSAGES and not isinstance(message, ToolMessage):
         return []
-    if not isinstance(turn.messages[0], HumanMessage):
+    if not isinstance(message, HumanMessage):
         return rows
-    system = len(rows)
-    while system > 0 and isinstance(rows[system - 1].messages[0], SystemMessage):
-        system -= 1
-    # A human message right after another one (and system messages between) continues the same turn.
-    asks_on = system > 0 and isinstance(rows[system - 1].messages[0], HumanMessage)
-    return rows if asks_on or system == 0 else rows[system:]
+    return rows[turn_starts([*(row.messages[0] for row in rows), message])[-1] :]
 
 
 def _joined(rows: list[Turn]) -> Turn:
@@ -108,10 +103,6 @@ def history_source(factory: AnyFactory, user_id: str | None = None, *, native_on
     store = factory.turn_store
     owners = store.run(store.owners()) if user_id is None else [user_id]
     sessions = [(owner, found) for owner in owners for found in store.run(store.sessions(owner, hidden=True))]
-    try:
-        counter = factory("-", "-").token_counter
-    except ConfigurationError:  # some layouts need a user, others refuse one
-        counter = factory("-").token_counter
 
     def turns(history: TurnHistory) -> Iterator[Turn]:
         if is_native(history):
@@ -125,9 +116,10 @@ def history_source(factory: AnyFactory, user_id: str | None = None, *, native_on
     def conversations() -> Generator[Conversation, None, None]:
         for owner, found in sessions:
             try:
-                read = partial(turns, factory(found.session_id, owner or None))
+                history = factory(found.session_id, owner or None)
+                read, counter = partial(turns, history), history.token_counter
             except (ConfigurationError, ValueError) as error:  # an id of another package that is invalid here
-                read = partial(iter, [unreadable(str(error))])
+                read, counter = partial(iter, [unreadable(str(error))]), None
             yield Conversation(found.session_id, owner, read, counter)
 
     return ConversationSource(conversations, lambda: sum(found.turns for _, found in sessions))
@@ -149,15 +141,8 @@ def message_turn(
     digest = hashlib.sha256("\x00".join(name).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if not message.id:
         message.id = f"{name[0]}-{digest}"
-    return Turn(
-        seq=0,
-        epoch=0,
-        op=f"{ROW}{name[0]}:{digest}",
-        created_at=when,
-        messages=[message],
-        tokens=[],
-        problems=[f"{where}, {line}" for line in lost],
-    )
+    op, problems = f"{ROW}{name[0]}:{digest}", [f"{where}, {line}" for line in lost]
+    return Turn(seq=0, epoch=0, op=op, created_at=when, messages=[message], tokens=[], problems=problems)
 
 
 def checked(factory: object, name: str = "factory", other: str = "") -> AnyFactory:
@@ -191,10 +176,9 @@ def in_thread(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 def utc_date(value: object, *, aware: bool = False) -> datetime | None:
     """Parse a date into UTC; None if it is missing or out of range, or naive where it must be aware."""
-    try:
+    with suppress(ValueError, OverflowError):
         found = datetime.fromisoformat(str(value))
-        if found.tzinfo is None:
-            return None if aware else found.replace(tzinfo=UTC)
-        return found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+        if found.tzinfo is not None:
+            return found.astimezone(UTC)
+        return None if aware else found.replace(tzinfo=UTC)
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_memkit._histories import is_native
 from langchain_memkit._progress import progress_bar
@@ -15,15 +15,8 @@ from langchain_memkit.errors import ConfigurationError, HistoryWriteError, Idemp
 from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.messages.trimming import same_messages
-from langchain_memkit.migrate.sources import (
-    AnyFactory,
-    Conversation,
-    ConversationSource,
-    checked,
-    in_thread,
-    opened,
-    whole_turns,
-)
+from langchain_memkit.migrate import sources
+from langchain_memkit.migrate.sources import AnyFactory, Conversation, ConversationSource, in_thread, whole_turns
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
 
@@ -60,6 +53,9 @@ class MigrationReport:
         return "\n".join([f"{head}; {len(self.skipped)} skipped", *(f"- {line}" for line in self.skipped)])
 
 
+Advance: TypeAlias = Callable[[int], None]
+"""A function that moves a progress bar on by some steps."""
+
 BATCH_TURNS = 500
 BATCH_MESSAGES = 2_000
 
@@ -79,11 +75,9 @@ def copy_turns(
         packed = [(turn, row) for turn in batch if (row := _packed(turn, target, report, counted))]
         stored = [row.op for _, row in packed] if report.dry_run else _store(packed, target, report)
         arrived += stored
-        kept = set(stored)
-        for turn, row in packed:
-            if row.op in kept:
-                report.turns += 1
-                report.messages += len(turn.messages)
+        sizes = {row.op: len(turn.messages) for turn, row in packed}
+        report.turns += len(stored)
+        report.messages += sum(sizes[op] for op in stored)
     return arrived
 
 
@@ -182,9 +176,6 @@ def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
         yield list(batch.values())
 
 
-ROWS_AT_ONCE = 500
-
-
 def migrate(
     source: AnyFactory | ConversationSource,
     target: AnyFactory,
@@ -231,7 +222,7 @@ def migrate(
     if user_id is not None:
         check_id(user_id, "user_id")
     report = MigrationReport(dry_run=dry_run)
-    checked(target, "target")
+    sources.checked(target, "target")
     begin = source if isinstance(source, HistoryFactory) else None
     within = begin is not None and begin.turn_store.place == target.turn_store.place
     way_back = begin if begin and within and _is_way_back(begin, target, user_id) else None
@@ -240,7 +231,7 @@ def migrate(
         # block.
         target.turn_store.run(target.turn_store.page_back(SessionScope("", "-"), None, 1, PageLimit()))
     # Within one place only conversations without an owner are assigned; those of other users stay theirs.
-    read = opened(source, native_only=way_back is not None, user_id="" if within and not way_back else None)
+    read = sources.opened(source, native_only=way_back is not None, user_id="" if within and not way_back else None)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(read.conversations()) as conversations:
         for conversation in conversations:
             report.sessions += 1
@@ -257,11 +248,7 @@ amigrate = in_thread(migrate)
 
 
 def _move(
-    conversation: Conversation,
-    target: AnyFactory,
-    user_id: str | None,
-    report: MigrationReport,
-    advance: Callable[[int], None],
+    conversation: Conversation, target: AnyFactory, user_id: str | None, report: MigrationReport, advance: Advance
 ) -> list[str]:
     """Copy one conversation; return the idempotency keys of the turns that arrived."""
     try:
@@ -277,7 +264,7 @@ def _move(
 
 
 def reported(
-    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Callable[[int], None] | None = None
+    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Advance | None = None
 ) -> Iterator[Turn]:
     """Report the problems of turns, and pass on those that hold messages."""
     for turn in turns:
@@ -290,7 +277,7 @@ def reported(
 
 def _unknown(turns: Iterator[Turn], history: TurnHistory) -> Iterator[Turn]:
     """Filter out turns of one message whose id the target has: an agent there has stored it itself."""
-    while some := list(islice(turns, ROWS_AT_ONCE)):
+    while some := list(islice(turns, BATCH_TURNS)):
         stored = known_ids(history, some)
         yield from (turn for turn in some if turn.messages[0].id not in stored)
 

@@ -10,16 +10,9 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, conve
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
+from langchain_memkit import base
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.base import (
-    CONTEXT,
-    HistoryMessages,
-    TokenCounter,
-    TokenCounterLike,
-    TurnContext,
-    Window,
-    check_size,
-)
+from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.tokens import (
@@ -73,8 +66,8 @@ class Budget:
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
         """Validate the arguments of a preprocessor."""
         resolved = resolve_counter(counter)
-        reserved = check_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
-        if check_size(max_tokens, "max_tokens", 1) <= reserved:
+        reserved = base.check_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
+        if base.check_size(max_tokens, "max_tokens", 1) <= reserved:
             msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {reserved}"
             raise ConfigurationError(msg)
         return cls(max_tokens, reserved, resolved)

@@ -52,9 +52,8 @@ class SummaryPrompt:
         if isinstance(self._instruction, str):
             before = f"<summary>\n{escaped(summary)}\n</summary>\n" if summary else ""
             records = f"{FRAME}\n\n{before}<messages>\n{escaped(text)}\n</messages>"
-            return [
-                HumanMessage(f"{records}\n\n{self._instruction} At most {words} words. Answer with the summary only.")
-            ]
+            task = f"{self._instruction} At most {words} words. Answer with the summary only."
+            return [HumanMessage(f"{records}\n\n{task}")]
         spoken: list[BaseMessage] = [plain(message) for message in messages if message_text(message)]
         summary, text = escaped(summary), escaped(text)
         if summary and "summary" not in self._takes:

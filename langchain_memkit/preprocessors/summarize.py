@@ -17,29 +17,14 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
+from langchain_memkit import base
 from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, arun_step, drive, in_daemon_thread, run_step
-from langchain_memkit.base import (
-    Now,
-    TokenCounterLike,
-    Window,
-    check_id,
-    check_one_of,
-    check_seconds,
-    describe_type,
-    user_prefix,
-    utc_now,
-)
+from langchain_memkit.base import Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
 from langchain_memkit.preprocessors.summarizer import Summarizer, SummaryTrigger, Threshold
-from langchain_memkit.preprocessors.summary_store import (
-    SummarizedConversation,
-    SummaryKey,
-    SummaryStore,
-    read_conversation,
-    refresh,
-)
+from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryKey, SummaryStore
 from langchain_memkit.preprocessors.trim import OnOverflow, TrimPreprocessor
 from langchain_memkit.stores.in_memory import MemoryStore
 
@@ -166,7 +151,7 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
         """Return the system messages, the summary and the messages that it does not cover."""
         place = SummaryKey.of(config)
         try:
-            talk = await read_conversation(report.given, place, self._store)
+            talk = await self._store.read(report.given, place)
         except Exception as error:  # noqa: BLE001  # any store
             logger.warning("summaries cannot be read, so only the newest messages are used: %s", type(error).__name__)
             report.notes.append(f"summaries cannot be read: {type(error).__name__}")
@@ -187,7 +172,7 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
         """
 
         async def beside() -> None:
-            newest = await refresh(talk, self._store)  # a summary may have been stored since
+            newest = await self._store.refresh(talk)  # a summary may have been stored since
             sizes, length, _ = await self._pending(newest, room, asked)
             if length:
                 await self._summarizer.compact(newest, sizes, length, [], config)
@@ -205,7 +190,7 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
             if not alone:
                 alone = True
                 await self._background.wait(partial(operator.eq, talk.place))
-                talk, before = await refresh(talk, self._store), talk
+                talk, before = await self._store.refresh(talk), talk
                 if talk is not before:
                     continue
             talk, good = await self._summarizer.compact(talk, sizes, length, notes, config)
@@ -303,19 +288,13 @@ def create_history_preprocessor(
         >>> [m.content for m in newest]
         ['How are you?', 'Fine!']
     """
-    check_one_of(mode, "mode", ("inline", "background"))
+    base.check_one_of(mode, "mode", ("inline", "background"))
     if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
+        msg = f"store must be a BaseStore of langchain_core.stores, not {base.describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
         raise ConfigurationError(msg)
-    check_seconds(timeout, "timeout", none="for the model's own")
+    base.check_seconds(timeout, "timeout", none="for the model's own")
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
-    summarizer = Summarizer(
-        llm=coerce_to_runnable(llm),
-        budget=budget,
-        rules=SummaryTrigger.of(budget, trigger, keep),
-        prompt=SummaryPrompt(prompt),
-        store=SummaryStore(MemoryStore() if store is None else store, now),
-        timeout=timeout,
-        now=now,
-    )
+    rules = SummaryTrigger.of(budget, trigger, keep)
+    records = SummaryStore(MemoryStore() if store is None else store, now)
+    summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, on_overflow, mode)

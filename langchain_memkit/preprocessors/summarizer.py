@@ -134,17 +134,13 @@ class Summarizer:
                     continue
                 position, digest = points[end]
                 added, done = end - done, end
+                tokens = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
+                covered, now, expires_at = talk.reach + added, self.now(), talk.expiry(added)
+                first, last = talk.body[0].id, talk.body[added - 1].id
+                sources: dict[str, object] = {"messages": added, "first_id": first, "last_id": last}
+                lead = tuple(str(m.text) for m in talk.lead)
                 record = SummaryRecord(
-                    text,
-                    talk.reach + added,
-                    digest,
-                    position,
-                    tokens=await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)])),
-                    model=model,
-                    created_at=self.now(),
-                    expires_at=talk.expiry(added),
-                    sources={"messages": added, "first_id": talk.body[0].id, "last_id": talk.body[added - 1].id},
-                    lead=tuple(str(m.text) for m in talk.lead),
+                    text, covered, digest, position, tokens, model, now, expires_at, sources=sources, lead=lead
                 )
                 talk = talk.advanced(await self._keep(talk, record, notes, config), added)
             is_done = True

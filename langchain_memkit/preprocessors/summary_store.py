@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -54,6 +55,10 @@ class SummaryKey(NamedTuple):
         return f"{user_prefix(self.user_id)}summary/{quote(self.session_id, safe='')}/{self.root}"
 
 
+# Fields of a record that are stored as they are, with their types.
+PLAIN: dict[str, type] = {"text": str, "covered": int, "digest": str, "tokens": int, "model": str, "sources": dict}
+
+
 @dataclass(frozen=True, slots=True)
 class SummaryRecord:
     """A summary of a conversation up to a point."""
@@ -73,44 +78,27 @@ class SummaryRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for a key-value store."""
-        return {
+        return {name: getattr(self, name) for name in PLAIN} | {
             "v": VERSION,
-            "text": self.text,
-            "covered": self.covered,
-            "digest": self.digest,
             "position": self.position._asdict() if self.position else None,
-            "tokens": self.tokens,
-            "model": self.model,
             "createdAt": self.created_at.isoformat(),
             "expiresAt": self.expires_at.isoformat() if self.expires_at else None,
-            "sources": self.sources,
             "lead": list(self.lead),
         }
 
     @classmethod
     def from_dict(cls, data: Any, key: str = "") -> SummaryRecord | None:
         """Restore a record; None if it is damaged or of another version."""
-        try:
-            position = Position(**data["position"]) if data["position"] is not None else None
-            if data["v"] != VERSION or not isinstance(data["text"], str):
-                return None
-            if position and not (type(position.epoch) is type(position.seq) is int and isinstance(position.op, str)):
-                return None
-            return cls(
-                text=data["text"],
-                covered=int(data["covered"]),
-                digest=str(data["digest"]),
-                position=position,
-                tokens=int(data["tokens"]),
-                model=str(data["model"]),
-                created_at=datetime.fromisoformat(data["createdAt"]),
-                expires_at=datetime.fromisoformat(data["expiresAt"]) if data["expiresAt"] else None,
-                sources=dict(data["sources"]),
-                lead=tuple(map(str, data["lead"])),
-                key=key,
-            )
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return None
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            at = Position(**data["position"]) if data["position"] is not None else None
+            is_sound = at is None or (type(at.epoch) is type(at.seq) is int and isinstance(at.op, str))
+            if is_sound and data["v"] == VERSION and isinstance(data["text"], str):
+                plain: dict[str, Any] = {name: kind(data[name]) for name, kind in PLAIN.items()}
+                created_at = datetime.fromisoformat(data["createdAt"])
+                expires_at = datetime.fromisoformat(data["expiresAt"]) if data["expiresAt"] else None
+                lead = tuple(map(str, data["lead"]))
+                return cls(**plain, position=at, created_at=created_at, expires_at=expires_at, lead=lead, key=key)
+        return None
 
 
 def covered_end(key: str) -> str:
@@ -147,6 +135,47 @@ class SummaryStore:
         await self._delete(list(expired))
         fitting = (r for r in found if r.key not in expired and (r.position or digests.get(r.covered) == r.digest))
         return next(fitting, None)
+
+    async def read(self, messages: list[BaseMessage], place: SummaryKey) -> SummarizedConversation:
+        """Find the stored summary that covers most of the messages, and split them at its end."""
+        window = messages.window if isinstance(messages, HistoryMessages) and place.session_id else None
+        if window is None:
+            lead = leading_system_count(messages)
+            body = messages[lead:]
+            # Without a session id, the hash of its first message identifies the conversation.
+            if not place.session_id and body:
+                place = place._replace(root=prefix_hashes(body, [1])[1][:24] + "/")
+            known = await self.matching(place, body)
+            n = known.covered if known else 0
+            return SummarizedConversation(place, messages[:lead], known, body[n:], body[:n], messages)
+        if window.after is not None:
+            known = window.summary
+            system: list[BaseMessage] = [SystemMessage(text) for text in window.summary.lead]
+            return SummarizedConversation(place, system, known, messages, [], messages, native=True)
+        # The window asked for the messages after a summary, but the history returned all: the session was cleared, or
+        # expired, since. Its summaries belong to another epoch and must not be used again.
+        if window.summary is not None:
+            await self.delete_all(place.prefix)
+        # A record keeps the lead as plain text, which comes back as system messages: so only these may be in it.
+        lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
+        complete = window.max_messages is None and window.max_tokens is None
+        return SummarizedConversation(
+            place, messages[:lead], None, messages[lead:], [], messages, native=True, complete=complete
+        )
+
+    async def refresh(self, talk: SummarizedConversation) -> SummarizedConversation:
+        """Apply a summary that was stored since the conversation was read, so that nothing is summarized twice."""
+        try:
+            said = [*talk.covered, *talk.body]
+            known = await (self.latest(talk.place) if talk.native else self.matching(talk.place, said))
+        except Exception as error:  # noqa: BLE001  # any store; at worst something is summarized twice
+            logger.warning("summaries cannot be read again: %s", type(error).__name__)
+            return talk
+        n = known.covered - talk.reach if known else 0
+        # Accept it only if it ends within the body at the very same point: another digest is another conversation.
+        if known and 0 < n <= len(talk.body) and talk.points([n])[n][1] == known.digest:
+            return talk.advanced(known, n)
+        return talk
 
     async def add(self, place: SummaryKey, record: SummaryRecord, previous: SummaryRecord | None) -> SummaryRecord:
         """Store a record, delete the one before the previous, and return the record as stored, with its key.
@@ -276,49 +305,3 @@ class SummarizedConversation:
             offset = len(self.source) - len(self.body)
             dates += [turn.expires_at for turn in self.source.turns[offset : offset + length]]
         return min((date for date in dates if date), default=None)
-
-
-async def read_conversation(
-    messages: list[BaseMessage], place: SummaryKey, store: SummaryStore
-) -> SummarizedConversation:
-    """Find the stored summary that covers most of the messages, and split them at its end."""
-    window = messages.window if isinstance(messages, HistoryMessages) and place.session_id else None
-    if window is None:
-        lead = leading_system_count(messages)
-        body = messages[lead:]
-        if not place.session_id and body:  # without an id, the hash of its first message identifies the conversation
-            place = place._replace(root=prefix_hashes(body, [1])[1][:24] + "/")
-        known = await store.matching(place, body)
-        n = known.covered if known else 0
-        return SummarizedConversation(place, messages[:lead], known, body[n:], body[:n], messages)
-    if window.after is not None:
-        known = window.summary
-        system: list[BaseMessage] = [SystemMessage(text) for text in window.summary.lead]
-        return SummarizedConversation(place, system, known, messages, [], messages, native=True)
-    # The window asked for the messages after a summary, but the history returned all: the session was cleared, or
-    # expired, since. Its summaries belong to another epoch and must not be used again.
-    if window.summary is not None:
-        await store.delete_all(place.prefix)
-    # A record keeps the lead as plain text, which comes back as system messages: so only these may be in it.
-    lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
-    complete = window.max_messages is None and window.max_tokens is None
-    return SummarizedConversation(
-        place, messages[:lead], None, messages[lead:], [], messages, native=True, complete=complete
-    )
-
-
-async def refresh(talk: SummarizedConversation, store: SummaryStore) -> SummarizedConversation:
-    """Apply a summary that was stored since the conversation was read, so that nothing is summarized twice."""
-    try:
-        if talk.native:
-            known = await store.latest(talk.place)
-        else:
-            known = await store.matching(talk.place, [*talk.covered, *talk.body])
-    except Exception as error:  # noqa: BLE001  # any store; at worst something is summarized twice
-        logger.warning("summaries cannot be read again: %s", type(error).__name__)
-        return talk
-    n = known.covered - talk.reach if known else 0
-    # Accept it only if it ends within the body at the very same point: another digest is another conversation.
-    if known and 0 < n <= len(talk.body) and talk.points([n])[n][1] == known.digest:
-        return talk.advanced(known, n)
-    return talk

@@ -13,19 +13,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_memkit._sync import adrive, drive, event
 from langchain_memkit.base import TokenCounter, TokenCounterLike, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.messages.trimming import (
-    RESULTS,
-    MessageType,
-    find_cut_point,
-    leading_system_count,
-    message_types,
-    trailing_results,
-    whole_tool_groups,
-)
+from langchain_memkit.messages import trimming
+from langchain_memkit.messages.trimming import Kinds, MessageType
 from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, new_input, token_sizes
 
 OnOverflow: TypeAlias = Literal["keep", "raise"]
-Kinds: TypeAlias = Sequence[MessageType] | None
 
 
 class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
@@ -100,23 +92,23 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         (then their calls must be kept).
         """
         asked = any(isinstance(m, HumanMessage) for m in follows)
-        answers = list(takewhile(lambda m: isinstance(m, RESULTS), follows))
+        answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
         if not answers:
             return self._trim(messages, room, asked=asked)
         # Trim together with the tool results, which keeps their calls, then take the results off again.
         kept = self._trim([*messages, *answers], room + self.budget.tokens(answers), asked=asked)
-        end, given = trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
+        end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
     def _trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool) -> list[BaseMessage]:
         size = token_sizes(messages, self.budget.counter)
-        lead = leading_system_count(messages) if self._include_system else 0
+        lead = trimming.leading_system_count(messages) if self._include_system else 0
         fixed = sum(map(size, range(lead)))
-        start, task, fits = find_cut_point(messages, size, room - fixed, lead=lead, start_on=self._start_on)
+        start, task, fits = trimming.find_cut_point(messages, size, room - fixed, lead=lead, start_on=self._start_on)
         if asked and start >= len(messages):
             task = None  # a new question follows: drop an old one of whose answer nothing fits
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
-        whole = whole_tool_groups(kept)
+        whole = trimming.whole_tool_groups(kept)
         if self._start_on is not None and len(whole) < len(kept):  # the message to start on may have been dropped
             return self._trim(whole, room, asked=asked)
         return whole if fits else self._overflow(whole, lead, room, asked=asked)
@@ -189,5 +181,5 @@ def create_trim_preprocessor(
     """
     check_one_of(strategy, "strategy", ("last",))  # a memory keeps what is newest
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
-    kinds = message_types(start_on, "start_on")
+    kinds = trimming.message_types(start_on, "start_on")
     return TrimPreprocessor(budget, on_overflow, include_system=include_system, start_on=kinds)

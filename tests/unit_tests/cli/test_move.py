@@ -237,7 +237,7 @@ def test_no_bar_in_a_pipe(memkit: Memkit, sql: Path, monkeypatch: pytest.MonkeyP
         asked.append(progress)
         return MigrationReport()
 
-    monkeypatch.setattr("langchain_memkit.cli.app.migrate_history", record)
+    monkeypatch.setattr("langchain_memkit.migrate.migrate", record)
     words = ("migrate", "--from", sql, "--to", "new.db")
     memkit(*words)
     monkeypatch.setattr("langchain_memkit.cli.output.Output.is_terminal", True)
