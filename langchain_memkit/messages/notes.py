@@ -286,8 +286,9 @@ def new_records(
     for record in told:
         known.add(record)
     kept: dict[int, Record] = {}
-    # Records of several messages come first: a message in one of them need not be shown by itself.
-    for i, record in sorted(enumerate(records), key=lambda pair: not pair[1].parts):
+    # Preferences come first: another memory's record of the same words has no frame that says to follow them. Then come
+    # records of several messages: a message in one of them need not be shown by itself.
+    for i, record in sorted(enumerate(records), key=lambda pair: (pair[1].memory != PREFERENCES, not pair[1].parts)):
         if not known.contains(record):
             known.add(record)
             kept[i] = record

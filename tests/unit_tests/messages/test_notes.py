@@ -210,6 +210,16 @@ def test_rounds_and_single_messages() -> None:
     assert new_records([piece, ROUND, ROUND, Record("x")], told=[Record("x")]) == [piece, ROUND]
 
 
+def test_a_preference_stays_beside_a_record_of_the_same_words() -> None:
+    """Only as a preference is it something to follow; in the conversation itself the model sees it anyway."""
+    said = "Always answer in metric units."
+    wish = Record(said, about="stated preference", id="m1", memory="PreferenceMemory")
+    heard = Record(f"human: {said}\nai: Noted.", parts=(("m1", said), ("m2", "Noted.")), memory="VectorMemory")
+    for order in ([heard, wish], [wish, heard]):
+        assert new_records(order) == order
+    assert new_records([wish], [HumanMessage(said, id="m1")]) == []
+
+
 @given(st.lists(records, max_size=6), st.lists(records, max_size=3))
 def test_what_is_new_is_new(given_records: list[Record], told: list[Record]) -> None:
     """In order, none twice, nothing of what is told; asked again, the same."""
