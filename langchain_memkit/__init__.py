@@ -21,7 +21,7 @@ from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessage
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
 from langchain_memkit.base import Memory, did_you_mean, purge_user, session
 from langchain_memkit.errors import MissingExtraError
-from langchain_memkit.explain import explain_turn
+from langchain_memkit.explain import explain_last_turn, explain_turn
 from langchain_memkit.memories.chat_history import ChatHistoryMemory
 from langchain_memkit.memories.composed import ComposedMemory
 from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
@@ -74,6 +74,7 @@ __all__ = [
     "create_history_preprocessor",
     "create_runnable_with_message_history",
     "create_trim_preprocessor",
+    "explain_last_turn",
     "explain_turn",
     "purge_user",
     "session",

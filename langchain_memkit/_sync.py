@@ -43,7 +43,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
@@ -53,6 +53,9 @@ from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 from langchain_memkit.errors import ConfigurationError, MemkitError
 
 logger = logging.getLogger("langchain_memkit")
+
+dry_run: ContextVar[bool] = ContextVar("memkit_dry_run", default=False)
+"""Whether `explain_turn` runs this code, so that nothing may be stored."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -7,9 +7,8 @@ ids in the transcript, and by that marker where messages have none.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, Unpack
 
@@ -22,7 +21,7 @@ from langchain.agents.middleware.types import (
 )
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
-from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
@@ -32,7 +31,6 @@ from langgraph.types import Command
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.trimming import with_ids
 from langchain_memkit.middleware.run import (
     AgentTurns,
     HistoryState,
@@ -49,7 +47,7 @@ from langchain_memkit.middleware.run import (
     messages_of,
 )
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
-from langchain_memkit.runnables.saving import OpenTurn, TurnKeywords, TurnOptions
+from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
 from langchain_memkit.runnables.session import Configurable, checked_function
 
 __all__ = ["MessageHistoryMiddleware"]
@@ -118,14 +116,6 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
-
-    def open(self, value: object, config: RunnableConfig | None = None) -> OpenTurn:
-        """Build the first prompt of a run for `explain_turn`: a dry run that calls no model and stores nothing."""
-        return drive(self._dry_run(value, ensure_config(config)))
-
-    async def aopen(self, value: object, config: RunnableConfig | None = None) -> OpenTurn:
-        """Run `open` asynchronously."""
-        return await adrive(self._dry_run(value, ensure_config(config)))
 
     def before_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Start the turn; messages of the state that the transcript lacks are stored first."""
@@ -202,16 +192,6 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return await shielded(lambda: self._end(state, runtime))
 
     # -- the steps, for both call styles
-
-    async def _dry_run(self, value: object, config: RunnableConfig) -> OpenTurn:
-        if not (isinstance(value, Mapping) and "messages" in value):
-            msg = f'the input of an agent is {{"messages": [...]}}, not {type(value).__name__}'
-            raise ConfigurationError(msg)
-        given = value["messages"]
-        messages = with_ids(convert_to_messages(given if isinstance(given, list) else [given]))
-        run = await self._turns.begin({"messages": messages}, self._ids(config, None), config, trial=True)
-        seen = await self._turns.prompt(run, messages, messages, config)
-        return replace(run.turn([], config), shown=seen, asked=run.own(messages))
 
     def _ids(self, config: RunnableConfig, context: object) -> Configurable:
         ids = ids_of_call(config, context)

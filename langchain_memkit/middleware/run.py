@@ -29,7 +29,7 @@ from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.types import Command
 
 from langchain_memkit._histories import epoch_at, load_history, seq_of, stored_ids
-from langchain_memkit._sync import Step, as_step
+from langchain_memkit._sync import Step, as_step, dry_run
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.chain_io import aborted
@@ -48,6 +48,7 @@ from langchain_memkit.messages.trimming import (
 from langchain_memkit.preprocessors.budget import Budget
 from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
+from langchain_memkit.runnables.trace import TurnRecorder, recorder_of
 
 # -- the turn's marker, and where in the state's messages the turn begins
 
@@ -216,7 +217,7 @@ class Run:
     marker: Marker  # as the state holds it
     view: HistoryView  # the history as it was read
     known: set[str]  # ids of the run's messages that are stored already
-    trial: bool = False  # a dry run, which stores nothing
+    recorder: TurnRecorder
     older: set[str] = field(default_factory=set)  # ids of the state's messages that came before the run
     older_unnamed: int = 0  # number of those without an id
     loaded: list[Record] | None = None  # what the memories returned
@@ -360,7 +361,8 @@ class Run:
         self.partial = Partial()
         token = _current.set(self.partial)
         try:
-            yield
+            with self.recorder.listening():
+                yield
         finally:
             _current.reset(token)
 
@@ -377,6 +379,7 @@ class Run:
             after=self.marker["seq"],
             in_graph=True,
             replayed=self.replayed is not None,
+            recorder=self.recorder,
         )
 
 
@@ -464,13 +467,12 @@ class AgentTurns:
         configurable: Configurable,
         config: RunnableConfig,
         seen: Sequence[BaseMessage] = (),
-        *,
-        trial: bool = False,
     ) -> Run:
         """Start a run with new input; messages of the state that the transcript lacks are stored first.
 
-        `seen` are the messages of the previous run, removed ones included. A trial stores nothing.
+        `seen` are the messages of the previous run, removed ones included. A dry run stores nothing.
         """
+        recorder = recorder_of(self, configurable)
         messages = messages_in(state)
         before: Marker | None = state.get("memkit_turn")
         place, turn_id = session_of_run(configurable), turn_id_of(configurable)
@@ -520,11 +522,11 @@ class AgentTurns:
             skip=skip,
         )
         # A branch is stored whole, beginning with its question.
-        run = Run(session, marker, view, set() if left_branch else known, trial=trial)
+        run = Run(session, marker, view, set() if left_branch else known, recorder)
         run.start_at(messages, first)
         # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
         if left and not (before is None and await _was_cleared(session, view)):
-            if trial:  # show the messages as if they had been stored
+            if dry_run.get():  # show the messages as if they had been stored
                 run.view = view._replace(messages=[*view.messages, *left])
             else:
                 await self._adopt(run, left, before, messages, start, config)
@@ -543,7 +545,7 @@ class AgentTurns:
         own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
         known, view = await self._read(session, sorted(ids), messages[start:], config)
-        run = Run(session, marker, view, known)
+        run = Run(session, marker, view, known, recorder_of(self, configurable))
         run.start_at(messages, start)
         # The run's first message was removed, so its start is unknown: stored messages count as older than the run.
         if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:
@@ -635,12 +637,13 @@ class AgentTurns:
         own = run.own_of_request(given, messages)
         past = run.past(given, {m.id for m in (*own, *run.own(messages)) if m.id}, summarized=bool(summary))
         context, prompt = run.context, self.options.prompt
+        run.recorder.composing = True
         context.asked, context.past, context.notes = [*summary, *own], past, []
         inside = config_of_turn(config, run.session.history, context)
         # Memories are loaded once per run, so that later calls of the same run see the same note.
         if run.loaded is None:
             view = run.view._replace(messages=past)
-            run.loaded = await prompt.load(run.session.memories, view, own, inside, trial=run.trial)
+            run.loaded = await prompt.load(run.session.memories, view, own, inside)
         kept, note = await prompt.compose(context, run.loaded, past, inside)
         chain = prompt.preprocessor
         budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
@@ -653,7 +656,9 @@ class AgentTurns:
             last = group_starts(kept)[-1]
         kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
         before, after = insert_note(kept, own, note, apart=False)
-        return [*summary, *before, *after]
+        shown, asked = [*summary, *before, *after], run.own(messages)
+        run.recorder.opened(run.marker["turn_id"], chain, past, shown, asked)
+        return shown
 
     async def commit(self, run: Run, state: State, config: RunnableConfig) -> Marker:
         """Store the turn as the other middleware left it, and return the updated marker for the state."""
@@ -671,7 +676,8 @@ class AgentTurns:
             output = {key: state[key] for key in ("messages", "structured_response") if key in state}
             # The leading messages without an answer are the turn's input: retries compare by them.
             asked = list(takewhile(lambda m: m.type in ("human", "system"), new))
-            seq = await self.options.save(run.turn(asked, config), output, new)
+            with run.recorder.timing("save"):
+                seq = await self.options.save(run.turn(asked, config), output, new)
         if run.replayed is not None and seq == run.replayed:  # the same messages again, so there is no new branch
             run.marker = {**run.marker, "skip": run.marker["skip"][:-1]}
         # The failure was reported, not raised. The marker stays open: the state has the messages, and the next run

@@ -18,7 +18,17 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
 from langchain_memkit import base
-from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, arun_step, drive, in_daemon_thread, run_step
+from langchain_memkit._sync import (
+    ClosingMixin,
+    Flow,
+    Step,
+    adrive,
+    arun_step,
+    drive,
+    dry_run,
+    in_daemon_thread,
+    run_step,
+)
 from langchain_memkit.base import Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
@@ -183,7 +193,8 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
             if not length:
                 break
             if fits and self._mode == "background":
-                await self._background.begin(talk.place, beside)
+                if not dry_run.get():
+                    await self._background.begin(talk.place, beside)
                 break
             # Before calling the model inline, wait for a running background job and take over its summary: it may make
             # this one unnecessary.

@@ -16,7 +16,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.stores import BaseStore
 
-from langchain_memkit._sync import Step
+from langchain_memkit._sync import Step, dry_run
 from langchain_memkit.base import HistoryMessages, Now, Position, TokenCounter, check_id, user_prefix
 from langchain_memkit.messages.trimming import leading_system_count
 from langchain_memkit.preprocessors.budget import token_sizes
@@ -188,6 +188,8 @@ class SummaryStore:
         if previous is not None and previous.key != key:
             sources["previous"] = previous.key
         record = replace(record, sources=sources, key=key)
+        if dry_run.get():
+            return record
         pair = [(key, record.to_dict())]
         await Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
         if previous is not None and (old := previous.sources.get("previous")) and old != key:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, Unpack, get_args
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, RunnableLambda, ensure_config
 from langchain_core.runnables.base import coerce_to_runnable
@@ -260,12 +259,6 @@ class RagTurn(HistoryTurn):
     """Turn that stores the ids of its answer's documents; a context overflow is retried until the answer has begun."""
 
     watched = False  # a prompt without `chat_history` is intended: the past is in the condensed question
-
-    async def _dry_run(self, value: Any, config: RunnableConfig) -> OpenTurn:
-        turn = await super()._dry_run(value, config)
-        answering: RagAnswer = self.runnable  # type: ignore[assignment]  # made with it
-        _, given = await answering.prepared(turn.input, turn.config)
-        return replace(turn, given=given.to_messages() if isinstance(given, PromptValue) else given)
 
     def _has_answered(self, streamed: StreamedOutput) -> bool:
         return ANSWER in (streamed.value or ())  # input and documents may have been streamed before

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit._histories import add_messages, append_turn, turns_between
-from langchain_memkit._sync import Step, call_user_function, event, raise_or_call
+from langchain_memkit._sync import Step, call_user_function, dry_run, event, raise_or_call
 from langchain_memkit.base import (
     MAX_ID_BYTES,
     HistoryView,
@@ -38,7 +38,7 @@ from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_m
 from langchain_memkit.messages.notes import is_note, without_forged_marks
 from langchain_memkit.messages.trimming import same_messages, with_turn_ids
 from langchain_memkit.runnables.session import BoundSession, PromptBuilder, memory_entries
-from langchain_memkit.runnables.wiring import ModelInputWatch
+from langchain_memkit.runnables.trace import TurnRecorder
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -82,8 +82,8 @@ class OpenTurn:
     after: int | None = None  # in a graph: the session's position when the run looked up what of the state is stored
     in_graph: bool = False  # the graph gave its messages ids, different ones in each attempt
     replayed: bool = False  # the turn is stored already, and repeated from one of its own checkpoints
-    given: Sequence[BaseMessage] | None = None  # the model's input, where known and other than `shown`
-    watch: ModelInputWatch | None = None  # records the models' input until it is known whether it contains the past
+    before: Sequence[BaseMessage] = ()  # the part of `shown` before the new input
+    recorder: TurnRecorder = field(default_factory=TurnRecorder)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,6 +175,8 @@ class TurnOptions:
             await _event(turn, "memkit_save_error", failure)
 
     async def _store(self, turn: OpenTurn, messages: Sequence[BaseMessage], turn_id: str) -> int | None:
+        if dry_run.get():
+            return None
         # Recalled records are never stored, even if the runnable returns them.
         messages = [without_forged_marks(message) for message in messages if not is_note(message)]
         given = len(messages)

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
-from langchain_memkit._sync import Step, call_user_function, event, gather
+from langchain_memkit._sync import Step, call_user_function, dry_run, event, gather
 from langchain_memkit.base import (
     IDS,
     HistoryView,
@@ -260,8 +260,6 @@ class PromptBuilder:
         view: HistoryView,
         asked: Sequence[BaseMessage],
         config: RunnableConfig,
-        *,
-        trial: bool = False,
     ) -> list[Record]:
         """Load the records that the memories hold for the new input.
 
@@ -274,7 +272,7 @@ class PromptBuilder:
         texts = [str(m.text) for m in asked if is_user_message(m)]
         question = "\n".join(texts or [next((str(m.text) for m in reversed(past) if is_user_message(m)), "")])
         seen = past if self.preprocessor is None else ()  # without it the model sees all of the past
-        query = Query(question, past, view.epoch, seen, trial=trial, remarks=remarks if trial else None)
+        query = Query(question, past, view.epoch, seen, trial=dry_run.get(), remarks=remarks)
         # On an event loop all memories load at the same time. A failure is returned as a value and stops no other.
         results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []

@@ -13,17 +13,17 @@ from typing import Any
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._histories import asks_for_window, load_history, stored_ids
-from langchain_memkit._sync import Flow, Step, adrive, as_step, closing_stream, drive, event, shielded
+from langchain_memkit._sync import Step, adrive, as_step, closing_stream, drive, dry_run, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.messages.chain_io import StreamedOutput
 from langchain_memkit.messages.notes import insert_note
 from langchain_memkit.runnables.saving import OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Specs, session_history, turn_id_of
-from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, ModelInputWatch, Wiring, warn_once
+from langchain_memkit.runnables.trace import TurnRecorder, recorded, recorder_of
+from langchain_memkit.runnables.wiring import PAST_NOT_SHOWN, Wiring, past_verdict, warn_once
 
 
 @dataclass(eq=False, repr=False)
@@ -42,20 +42,6 @@ class HistoryTurn(Runnable[Any, Any]):
     def preprocessor(self) -> PreprocessorLike:
         """The preprocessor of the history; None if there is none."""
         return self._options.prompt.preprocessor
-
-    def open(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Build the turn's prompt as a dry run: load and compose, without calling the model or storing anything."""
-        turn: OpenTurn = self._call_with_config(
-            lambda value, config: drive(self._dry_run(value, config)), input, config
-        )
-        return turn
-
-    async def aopen(self, input: Any, config: RunnableConfig | None = None) -> OpenTurn:
-        """Run `open` asynchronously."""
-        turn: OpenTurn = await self._acall_with_config(
-            lambda value, config: adrive(self._dry_run(value, config)), input, config
-        )
-        return turn
 
     # -- the four ways to run
 
@@ -185,20 +171,20 @@ class HistoryTurn(Runnable[Any, Any]):
 
     # -- the steps of a turn
 
-    def _dry_run(self, value: Any, config: RunnableConfig) -> Flow[OpenTurn]:
-        return self._open(value, config, trial=True)
-
     async def _open(
-        self, called_with: Any, config: RunnableConfig, scale: float = 1.0, *, trial: bool = False
+        self, called_with: Any, config: RunnableConfig, scale: float = 1.0, recorder: TurnRecorder | None = None
     ) -> OpenTurn:
         """Check the ids, capture the input, load the past and compose the prompt. Nothing is stored.
 
-        `scale` is the share of the budget to use: less than 1 after a context overflow.
+        `scale` is the share of the budget to use: less than 1 after a context overflow, when there is a `recorder`.
         """
         wiring, prompt = self.wiring, self._options.prompt
         value, given = wiring.read(called_with)
         configurable = config.get("configurable") or {}
         turn_id = turn_id_of(configurable)
+        if recorder is None:
+            recorder = recorder_of(self, configurable)
+            config = recorded(recorder, config)
         history = configurable.get("message_history")  # callers of `.bound` pass it, as with LangChain's class
         if history is None:
             history = await session_history(self._get_session_history, self._specs, configurable)
@@ -209,16 +195,14 @@ class HistoryTurn(Runnable[Any, Any]):
         view, given, known = await self._read(given, session, config)
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
-        loaded = await prompt.load(session.memories, view, asked, config, trial=trial)
+        loaded = await prompt.load(session.memories, view, asked, config)
         past, note = await prompt.compose(context, loaded, view.messages, config)
         asked_ids = {m.id for m in asked if m.id}
         # A client may resend stored messages as input; the model must not see them twice.
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]
         before, after = insert_note(past, asked, note, apart=wiring.history_key is not None)
-        watch = ModelInputWatch(before, asked) if self.watched and before and not trial else None
-        if watch is not None:
-            config = merge_configs(config, {"callbacks": [watch]})
+        recorder.opened(turn_id, prompt.preprocessor, view.messages, [*before, *after], asked)
         return OpenTurn(
             session=session,
             view=view,
@@ -233,7 +217,8 @@ class HistoryTurn(Runnable[Any, Any]):
             called_with=called_with,
             input=wiring.compose(value, before, after),
             config=config,
-            watch=watch,
+            recorder=recorder,
+            before=before,
         )
 
     async def _read(
@@ -260,8 +245,11 @@ class HistoryTurn(Runnable[Any, Any]):
 
     async def _finished(self, turn: OpenTurn, output: Any) -> None:
         """Store the turn, and warn once if no model of it was given any of the past."""
-        await self._options.save(turn, output)
-        verdict = None if turn.watch is None else turn.watch.verdict()
+        with turn.recorder.timing("save"):
+            await self._options.save(turn, output)
+        if not (self.watched and turn.before) or dry_run.get():
+            return
+        verdict = past_verdict(turn.recorder.answering, turn.before, turn.asked)
         if verdict is None or not self.watched:
             return
         self.watched = False
@@ -281,10 +269,10 @@ class HistoryTurn(Runnable[Any, Any]):
             raise error
         context: TurnContext = turn.config["configurable"][CONTEXT]
         await self._options.prompt.shrink(context, turn.config, error)
-        again = await self._open(turn.called_with, turn.config, context.scale)
+        again = await self._open(turn.called_with, turn.config, context.scale, turn.recorder)
         # Turn id, epoch and new input stay those of the first attempt; only the prompt changes.
-        made = {"shown": again.shown, "asked": again.asked, "input": again.input}
-        return replace(turn, **made, config=again.config, watch=again.watch)
+        made = {"shown": again.shown, "asked": again.asked, "input": again.input, "before": again.before}
+        return replace(turn, **made, config=again.config)
 
     def _has_answered(self, streamed: StreamedOutput) -> bool:
         """Return whether the answer has begun, so that a second try would repeat it."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.prompts import (
     BasePromptTemplate,
@@ -295,45 +294,30 @@ def _listed(names: Sequence[str], last: str) -> str:
 # -- when the chain is called
 
 
-class ModelInputWatch(BaseCallbackHandler):
-    """Callback that keeps the input of a turn's models, to find out whether it contains any of the past."""
+def past_verdict(
+    calls: Sequence[Sequence[BaseMessage]], past: Sequence[BaseMessage], asked: Sequence[BaseMessage]
+) -> Literal["shown", "not shown", "repr"] | None:
+    """Return whether the models of a turn were given any of the past, as text or as Python's repr.
 
-    run_inline = True  # it only keeps references, which needs no thread
-    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
-
-    def __init__(self, past: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> None:
-        self.past = [message for message in past if not is_note(message)]
-        self._asked = asked
-        self._given: list[BaseMessage | str] = []
-
-    def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
-        """Keep the input of a chat model."""
-        self._given += [message for batch in messages for message in batch]
-
-    def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
-        """Keep the input of a string model."""
-        self._given += prompts
-
-    def verdict(self) -> Literal["shown", "not shown", "repr"] | None:
-        """Return whether a model was given any of the past, as text or as Python's repr; None if that cannot be told.
-
-        It cannot without a model call, nor if the past has no line that the new input does not contain as well.
-        """
-        if not self._given:
-            return None
-        texts = [given if isinstance(given, str) else str(given.text) for given in self._given]
-        suspects = [text for text in texts if "(content=" in text]  # first, since a repr of every message takes long
-        written = [repr(message) for message in self.past] if suspects else []
-        # A repr of the past contains its text as well, so such prompts are set apart before the text is searched.
-        reprs = {text for text in suspects if any(each in text for each in written)}
-        asked = _words("\n".join(str(m.text) for m in self._asked))
-        lines = {_words(line, 8) for message in self.past for line in str(message.text).splitlines()}
-        # Lines that the new input repeats prove nothing.
-        telling = [line for line in lines if line and f" {line} " not in f" {asked} "]
-        shown = _words("\n".join(text for text in texts if text not in reprs))
-        if any(f" {line} " in f" {shown} " for line in telling):
-            return "shown"
-        return "repr" if reprs else "not shown" if telling else None
+    None if that cannot be told: without a model call, or if the past has no line that the new input does not contain as
+    well.
+    """
+    texts = [str(message.text) for given in calls for message in given]
+    if not texts:
+        return None
+    past = [message for message in past if not is_note(message)]
+    suspects = [text for text in texts if "(content=" in text]  # first, since a repr of every message takes long
+    written = [repr(message) for message in past] if suspects else []
+    # A repr of the past contains its text as well, so such prompts are set apart before the text is searched.
+    reprs = {text for text in suspects if any(each in text for each in written)}
+    new = _words("\n".join(str(m.text) for m in asked))
+    lines = {_words(line, 8) for message in past for line in str(message.text).splitlines()}
+    # Lines that the new input repeats prove nothing.
+    telling = [line for line in lines if line and f" {line} " not in f" {new} "]
+    shown = _words("\n".join(text for text in texts if text not in reprs))
+    if any(f" {line} " in f" {shown} " for line in telling):
+        return "shown"
+    return "repr" if reprs else "not shown" if telling else None
 
 
 def _words(text: str, most: int | None = None) -> str:
