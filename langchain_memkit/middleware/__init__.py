@@ -8,7 +8,7 @@ ids in the transcript, and by that marker where messages have none.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, Unpack
 
@@ -247,8 +247,11 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         calls = self._calls_of(request.state.get("memkit_turn"))
         calls.seen = dialogue_of_run(request.state)
         calls.running += 1
+        handle = request.state.get("memkit_run")
+        hearing = handle.run.recorder.listening() if isinstance(handle, RunHandle) else nullcontext()
         try:
-            yield calls
+            with hearing:
+                yield calls
         finally:
             calls.running -= 1
             if calls.failed and not calls.running:  # the last one of a failed step has ended
