@@ -359,6 +359,7 @@ class TurnContext:
         notes: The notes that memories recalled, which are placed beside the new input and share the budget as well.
         scale: Fraction of every budget that may be used: below 1 after the model said that the prompt was too long.
         used: Set by preprocessors: whether a smaller scale would change anything.
+        reports: What each preprocessor did, by its name, for the trace of the turn.
     """
 
     asked: Sequence[BaseMessage] = ()
@@ -366,6 +367,7 @@ class TurnContext:
     notes: Sequence[BaseMessage] = ()
     scale: float = 1.0
     used: bool = False
+    reports: dict[str, Any] = field(default_factory=dict)
 
 
 class HistoryMessages(list[BaseMessage]):

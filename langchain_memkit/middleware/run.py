@@ -656,8 +656,9 @@ class AgentTurns:
             last = group_starts(kept)[-1]
         kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
         before, after = insert_note(kept, own, note, apart=False)
-        shown, asked = [*summary, *before, *after], run.own(messages)
-        run.recorder.opened(run.marker["turn_id"], chain, past, shown, asked)
+        shown = [*summary, *before, *after]
+        context.asked = run.own(messages)  # what of it is left out is told
+        run.recorder.opened(run.marker["turn_id"], chain, past, shown, context)
         return shown
 
     async def commit(self, run: Run, state: State, config: RunnableConfig) -> Marker:

@@ -15,7 +15,15 @@ from langchain_memkit.base import TokenCounter, TokenCounterLike, Window, check_
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.trimming import Kinds, MessageType
-from langchain_memkit.preprocessors.budget import EVENT, Budget, ContextReport, as_messages, new_input, token_sizes
+from langchain_memkit.preprocessors.budget import (
+    EVENT,
+    Budget,
+    ContextReport,
+    as_messages,
+    new_input,
+    token_sizes,
+    turn_context,
+)
 
 OnOverflow: TypeAlias = Literal["keep", "raise"]
 
@@ -72,8 +80,12 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         report = ContextReport(str(self.name), self.budget, room, messages)
         view = await self._view(report, follows, config)
         report.kept = await self.budget.counting(lambda: self.trim(view, room, follows))
-        callbacks = config.get("callbacks")
-        if getattr(callbacks, "handlers", callbacks):  # building the event costs more than trimming
+        if (context := turn_context(config)) is not None:
+            context.reports[report.preprocessor] = report
+        callbacks: Any = config.get("callbacks")
+        handlers = getattr(callbacks, "handlers", callbacks) or ()
+        # Building the event costs more than trimming, and the recorder of a turn's trace finds the report itself.
+        if any(context is None or not getattr(handler, "finds_reports", False) for handler in handlers):
             await event(config, EVENT, await self.budget.counting(report.event))
         return list(report.kept)
 

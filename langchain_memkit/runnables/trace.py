@@ -24,12 +24,12 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_memkit._sync import CONDENSED
-from langchain_memkit.base import TokenCounter
+from langchain_memkit.base import TokenCounter, TurnContext
 from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK
 from langchain_memkit.messages.notes import is_note, records_of, split_notes
 from langchain_memkit.messages.text import message_text, role_of
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, count_tool_tokens, counter_name
-from langchain_memkit.preprocessors.budget import EVENT, part_of
+from langchain_memkit.preprocessors.budget import EVENT, ContextReport, part_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -139,7 +139,7 @@ class TurnTrace:
         searched_for: What a retriever searched for in place of a follow-up question; None if it was not
             rewritten.
         calls: All calls of models, in order, those for summaries and the like included.
-        ran: Names of the functions, prompts, retrievers and tools that ran before the last of these calls, in order.
+        ran: Names of the retrievers and tools that ran, and in a dry run of all functions and prompts, in order.
         seconds: Duration of `"load"` (reading and composing, with the calls that prepare), `"model"` (the answering
             calls) and `"save"`; what did not happen is missing.
         turn_id: The id under which the turn is stored; None outside of memkit's chains and agents.
@@ -323,6 +323,7 @@ class TurnRecorder(BaseCallbackHandler):
     """
 
     run_inline = True  # it only keeps references, which needs no thread
+    finds_reports = True  # in the turn's context, so that no event has to be built for it
     ignore_agent = ignore_retry = True
 
     def __init__(self, stop: Stop | None = None, configurable: Mapping[str, Any] | None = None) -> None:
@@ -337,11 +338,17 @@ class TurnRecorder(BaseCallbackHandler):
         self.shown: list[BaseMessage] = []
         self.past: Sequence[BaseMessage] = ()
         self.seconds: dict[str, float] = {}
+        self.reports: Mapping[str, ContextReport] = {}
         self.calls: dict[UUID, _Call] = {}
         self._events: list[tuple[str, Any]] = []
         self._began = time.perf_counter()
         self._ran: list[tuple[UUID, UUID | None, str]] = []
         self._inner: dict[UUID, str] = {}  # runs inside a retriever or a tool, with the purpose of model calls there
+
+    @property
+    def ignore_chain(self) -> bool:
+        """Whether it is not told of each step, which would cost a turn on an event loop a tenth."""
+        return self.stop is None
 
     def opened(
         self,
@@ -349,11 +356,12 @@ class TurnRecorder(BaseCallbackHandler):
         preprocessor: object,
         past: Sequence[BaseMessage],
         shown: Sequence[BaseMessage],
-        asked: Sequence[BaseMessage],
+        context: TurnContext,
     ) -> None:
         """Keep what the turn has composed. Called again for each further call of an agent's model, and each retry."""
         self.turn_id, self.preprocessor, self.past = turn_id, preprocessor, past
-        self.shown, self.asked, self.composing = list(shown), list(asked), False
+        self.shown, self.asked, self.reports = list(shown), list(context.asked), context.reports
+        self.composing = False
         self.seconds.setdefault("load", time.perf_counter() - self._began)
 
     @contextmanager
@@ -500,8 +508,10 @@ class TurnRecorder(BaseCallbackHandler):
 
     def _reports(self) -> list[Any]:
         """Return the last report of each preprocessor: an agent's run has one for every call of its model."""
-        reports = {data["preprocessor"]: data for name, data in self._events if name == EVENT}
-        return list(reports.values())
+        if self.reports:
+            return [report.event() for report in self.reports.values()]
+        heard = {data["preprocessor"]: data for name, data in self._events if name == EVENT}
+        return list(heard.values())
 
     def _leaves(self) -> list[str]:
         """Return the names of the steps that have no steps inside, each once."""
