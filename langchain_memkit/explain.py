@@ -175,10 +175,10 @@ def _read_only(runnable: Any) -> Any:
     if isinstance(runnable, HistoryTurn):
         inner = _read_only(runnable.runnable)
         return runnable if inner is runnable.runnable else replace(runnable, runnable=inner)
-    saver = getattr(runnable, "checkpointer", None)
+    saver: Any = getattr(runnable, "checkpointer", None)
     if not (hasattr(saver, "aput_writes") and hasattr(runnable, "copy")):
         return runnable
-    reader = copy.copy(saver)  # shares what is stored; the methods below hide those that write
+    reader: Any = copy.copy(saver)  # shares what is stored; the methods below hide those that write
 
     def put(config: Any, checkpoint: Any, *args: object) -> Any:
         return {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
@@ -629,4 +629,11 @@ def recorder_of(owner: object, configurable: Mapping[str, Any]) -> TurnRecorder:
 
 def recorded(recorder: TurnRecorder, config: RunnableConfig) -> RunnableConfig:
     """Return a config with the recorder among its callbacks; a dry run's hears of all calls already."""
-    return config if recorder.stop else merge_configs(config, {"callbacks": [recorder]})
+    if recorder.stop:
+        return config
+    callbacks = config.get("callbacks")
+    if not isinstance(callbacks, BaseCallbackManager):
+        return merge_configs(config, {"callbacks": [recorder]})
+    heard = callbacks.copy()  # a third of the time of `merge_configs`
+    heard.add_handler(recorder, inherit=True)
+    return {**config, "callbacks": heard}
