@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import html
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
@@ -48,6 +48,7 @@ COLOURS = {
     "tools": "#9d8189",
     "reserved": "#cccccc",
 }
+NOT_STORED = "[its text is not stored with the trace]"
 INNER_CHAINS = ("chat_retriever_chain",)  # what langchain_classic calls its history-aware retriever
 
 Stop = Literal["answer", "any"]
@@ -170,6 +171,45 @@ class TurnTrace:
         """Return plain data for JSON, with dates in ISO 8601."""
         recalled = [{**asdict(r), "date": r.date and r.date.isoformat()} for r in self.recalled]
         return {**asdict(self), "recalled": recalled}
+
+    def to_stored(self, *, redacted: bool) -> dict[str, Any]:
+        """Return the data that is stored with the turn: without text that is stored elsewhere, under a message's id.
+
+        Only the texts of system prompts and a rewritten question are kept, and none if the turn was `redacted`.
+        """
+        data = self.to_dict()
+        del data["messages"]
+        data |= {"v": 1, "searched_for": None if redacted else self.searched_for}
+        for call in data["calls"]:
+            tokens = Counter[str]()
+            for message in call["messages"]:
+                tokens[message["part"]] += message["tokens"]
+                if redacted or message["part"] != "system":
+                    message["text"] = ""
+            call["tokens"] = {**tokens, "tools": call["tool_tokens"]}
+        for record in data["recalled"]:
+            record["text"] = ""
+        return data
+
+    @classmethod
+    def from_stored(cls, data: Mapping[str, Any], texts: Mapping[str, str]) -> Self:
+        """Return the trace that was stored with a turn; `texts` are those of the conversation's messages by their ids."""
+
+        def shown(message: Mapping[str, Any]) -> ShownMessage:
+            return ShownMessage(**{**message, "text": message["text"] or texts.get(message["id"] or "", NOT_STORED)})
+
+        known = {each.name for each in fields(cls)}
+        calls = [
+            ModelCall(**{**call, "messages": [shown(m) for m in call["messages"]]})
+            for call in ({k: v for k, v in each.items() if k != "tokens"} for each in data["calls"])
+        ]
+        recalled = [
+            RecalledRecord(**{**r, "text": NOT_STORED, "date": r["date"] and datetime.fromisoformat(r["date"])})
+            for r in data["recalled"]
+        ]
+        messages = next((call.messages for call in reversed(calls) if call.purpose == "answer"), [])
+        rest = {name: value for name, value in data.items() if name in known}
+        return cls(**{**rest, "messages": messages, "calls": calls, "recalled": recalled})
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of the display, each with the part whose colour it has."""
