@@ -193,7 +193,7 @@ class TurnTrace:
 
     @classmethod
     def from_stored(cls, data: Mapping[str, Any], texts: Mapping[str, str]) -> Self:
-        """Return the trace that was stored with a turn; `texts` are those of the conversation's messages by their ids."""
+        """Return the trace that was stored with a turn; `texts` has those of the conversation by message id."""
 
         def shown(message: Mapping[str, Any]) -> ShownMessage:
             return ShownMessage(**{**message, "text": message["text"] or texts.get(message["id"] or "", NOT_STORED)})
