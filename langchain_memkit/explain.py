@@ -22,7 +22,6 @@ from langchain_memkit.runnables.trace import (
     ShownMessage,
     TurnRecorder,
     TurnTrace,
-    bare,
     steps_of,
 )
 from langchain_memkit.runnables.turn import HistoryTurn
@@ -66,10 +65,10 @@ def explain_last_turn(runnable: Runnable[Any, Any], config: RunnableConfig | Non
     """
     _check(runnable)
     ids = {key: value for key, value in ensure_config(config).get("configurable", {}).items() if isinstance(value, str)}
-    owner = bare(runnable)
+    chains = [step for step in steps_of(runnable) if isinstance(step, HistoryTurn)]
     for recorder in reversed(list(RECENT)):
-        same = all(recorder.configurable.get(key) == value for key, value in ids.items())
-        if same and (recorder.owner is owner or not isinstance(owner, HistoryTurn)):
+        known = {"turn_id": recorder.turn_id, **recorder.configurable}
+        if ids.items() <= known.items() and (recorder.owner in chains or not chains):
             return recorder.trace()
     return None
 
@@ -131,12 +130,12 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
 
     with _dry(recorder):
         output = await Step(sync, asynchronous)
-    if recorder.calls or not any(hasattr(step, "window") for step in steps_of(runnable)):
-        seen = recorder.trace()
-    else:  # a preprocessor alone: its result is what a model would be given
-        recorder.preprocessor = runnable
-        seen = recorder.trace(output)
-    if not recorder.calls and not seen.messages:
+    # A preprocessor alone: its result is what a model would be given.
+    alone = isinstance(output, list) and any(hasattr(step, "window") for step in steps_of(runnable))
+    if alone:
+        recorder.preprocessor, recorder.shown = runnable, list(output)
+    seen = recorder.trace(output if alone else None)
+    if recorder.stopped_at is None and not alone:
         seen.notes.append("no model was called: what ran to the end is listed, and what it returned was not stored")
     elif recorder.stopped_at not in (None, "answer"):
         seen.notes.append(f"ended before the call for {recorder.stopped_at}, on which the answering call depends")

@@ -224,13 +224,13 @@ class TurnTrace:
             yield f"searched for: {excerpt(self.searched_for)}", ""
         for r in self.recalled:
             known = f" ({excerpt(known_of(r))})" if known_of(r) else ""
-            yield f"recalled {score_of(r):>6} {excerpt(r.memory)}{known}: {excerpt(r.text)}", "notes"
+            yield f" recalled {score_of(r):>6} {excerpt(r.memory)}{known}: {excerpt(r.text)}", "notes"
         for call in self.told_calls:
-            yield f"    call {excerpt(call)}", ""
+            yield f"     call {excerpt(call)}", ""
         if "model" in self.seconds:
-            yield f"    took {', '.join(f'{name} {s:.3f} s' for name, s in self.seconds.items())}", ""
+            yield f"     took {', '.join(f'{name} {s:.3f} s' for name, s in self.seconds.items())}", ""
         for note in self.notes:
-            yield f"    note {excerpt(note)}", ""
+            yield f"     note {excerpt(note)}", ""
 
     def __str__(self) -> str:
         """Format a bar for each part, a line for each message, and one for each recalled record and model call."""
@@ -580,7 +580,7 @@ class TurnRecorder(BaseCallbackHandler):
                 return part_of(message)
             if any(question in text for question in questions):
                 return "input"
-            return "history" if (message.type, text) in said or not self.calls else "prompt"
+            return "history" if (message.type, text) in said else "prompt"
 
         sizes = count_tokens(given, counter)
         pairs = zip(given, sizes, strict=True)

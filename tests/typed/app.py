@@ -56,7 +56,7 @@ from langchain_memkit import (
 from langchain_memkit.base import MemoryFactory, SessionInfo
 from langchain_memkit.classic import as_classic_memory
 from langchain_memkit.errors import HistoryWriteError, MemkitError
-from langchain_memkit.explain import RecalledRecord, ShownMessage, TurnExplanation, aexplain_turn
+from langchain_memkit.explain import RecalledRecord, ShownMessage, TurnTrace, aexplain_turn
 from langchain_memkit.memories.composed import ComposedMemoryFactory
 from langchain_memkit.memories.entity import EntityMemoryFactory
 from langchain_memkit.memories.key_value import KeyValueMemoryFactory
@@ -178,7 +178,7 @@ def errors(chat: RunnableWithMessageHistory) -> str:
 def views(chat: RunnableWithMessageHistory) -> None:
     """An explanation is data with types."""
     seen = explain_turn(chat, "What is my name?", CONFIG)
-    assert_type(seen, TurnExplanation)
+    assert_type(seen, TurnTrace)
     assert_type(seen.tokens, dict[str, int])
     assert_type(seen.messages, list[ShownMessage])
     assert_type(seen.messages[0].text, str)
@@ -189,7 +189,7 @@ def views(chat: RunnableWithMessageHistory) -> None:
 
 async def views_without_blocking(chat: RunnableWithMessageHistory) -> None:
     """The async twin says the same."""
-    assert_type(await aexplain_turn(chat, "What is my name?", CONFIG), TurnExplanation)
+    assert_type(await aexplain_turn(chat, "What is my name?", CONFIG), TurnTrace)
 
 
 class Motto(Memory):

@@ -32,8 +32,9 @@ from langchain_memkit import (
     explain_turn,
 )
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.explain import PARTS, TurnExplanation, aexplain_turn
+from langchain_memkit.explain import TurnTrace, aexplain_turn
 from langchain_memkit.messages.tokens import approximate_tokens
+from langchain_memkit.runnables.trace import PARTS
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
@@ -46,7 +47,7 @@ PROMPT = ChatPromptTemplate.from_messages(
 def explain(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`explain_turn` in both call styles, to be awaited."""
 
-    async def call(*args: Any) -> TurnExplanation:
+    async def call(*args: Any) -> TurnTrace:
         return explain_turn(*args) if request.param == "sync" else await aexplain_turn(*args)
 
     return call
@@ -80,12 +81,12 @@ def talk(turns: int, begin: int = 0) -> list[BaseMessage]:
     return [m for n in numbers for m in (HumanMessage(f"ask {n}", id=f"h{n}"), AIMessage(f"say {n}", id=f"a{n}"))]
 
 
-def texts(seen: TurnExplanation, part: str) -> list[str]:
+def texts(seen: TurnTrace, part: str) -> list[str]:
     """The texts of a part."""
     return [m.text for m in seen.messages if m.part == part]
 
 
-def assert_sums(seen: TurnExplanation) -> None:
+def assert_sums(seen: TurnTrace) -> None:
     """Tokens by part are those of the messages of the part."""
     assert list(seen.tokens) == list(PARTS)
     for part, tokens in seen.tokens.items():

@@ -27,7 +27,7 @@ from langchain_memkit import (
     explain_turn,
 )
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.explain import TurnExplanation, aexplain_turn
+from langchain_memkit.explain import TurnTrace, aexplain_turn
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
@@ -43,12 +43,12 @@ def histories() -> Iterator[Any]:
         yield factory
 
 
-async def explained(style: str, runnable: Any, value: Any) -> TurnExplanation:
+async def explained(style: str, runnable: Any, value: Any) -> TurnTrace:
     """What `explain_turn` or its twin says."""
     return explain_turn(runnable, value, S1) if style == "sync" else await aexplain_turn(runnable, value, S1)
 
 
-def texts(seen: TurnExplanation) -> list[str]:
+def texts(seen: TurnTrace) -> list[str]:
     """What it says that the model is given."""
     return [message.text for message in seen.messages]
 

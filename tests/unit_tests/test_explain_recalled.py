@@ -23,7 +23,7 @@ from langchain_memkit import (
     create_runnable_with_message_history,
     explain_turn,
 )
-from langchain_memkit.explain import TurnExplanation
+from langchain_memkit.explain import TurnTrace
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
@@ -55,7 +55,7 @@ def vectors(histories: Any) -> Any:
     return factory
 
 
-def check(seen: TurnExplanation) -> None:
+def check(seen: TurnTrace) -> None:
     """Each record with its memory; a score where the memory has one."""
     found = {r.memory.partition("(")[0]: r for r in reversed(seen.recalled)}
     assert found.keys() == {"KeyValueMemory", "VectorMemory", "RetrieverMemory"}
