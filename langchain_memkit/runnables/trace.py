@@ -23,7 +23,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import merge_configs
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_memkit._sync import CONDENSED
+from langchain_memkit._sync import CONDENSED, dry_run
 from langchain_memkit.base import TokenCounter, TurnContext
 from langchain_memkit.memories.fanout import LOAD_ERROR, REMARK
 from langchain_memkit.messages.notes import is_note, records_of, split_notes
@@ -386,6 +386,11 @@ class TurnRecorder(BaseCallbackHandler):
         self._inner: dict[UUID, str] = {}  # runs inside a retriever or a tool, with the purpose of model calls there
 
     @property
+    def _unheard(self) -> bool:
+        """Whether what happens belongs to a dry run within the turn, which has a recorder of its own."""
+        return dry_run.get() and not self.stop
+
+    @property
     def ignore_chain(self) -> bool:
         """Whether it is not told of each step, which would cost a turn on an event loop a tenth."""
         return self.stop is None
@@ -463,7 +468,7 @@ class TurnRecorder(BaseCallbackHandler):
         invocation_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if run_id in self.calls:
+        if run_id in self.calls or self._unheard:
             return
         known, params = metadata or {}, invocation_params or {}
         purpose = str(known.get("memkit") or ("lc_internal_call" in known and known.get("lc_source", "internal")) or "")
@@ -489,7 +494,8 @@ class TurnRecorder(BaseCallbackHandler):
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         """Keep the reports of preprocessors, memories and retrievers."""
-        self._events.append((name, data))
+        if not self._unheard:
+            self._events.append((name, data))
 
     # -- what it says
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -25,10 +28,13 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_memkit import (
     InMemoryChatMessageHistory,
+    MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     create_history_preprocessor,
     create_runnable_with_message_history,
     create_trim_preprocessor,
+    explain_last_turn,
     explain_turn,
 )
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
@@ -47,8 +53,8 @@ PROMPT = ChatPromptTemplate.from_messages(
 def explain(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`explain_turn` in both call styles, to be awaited."""
 
-    async def call(*args: Any) -> TurnTrace:
-        return explain_turn(*args) if request.param == "sync" else await aexplain_turn(*args)
+    async def call(*args: Any, **options: Any) -> TurnTrace:
+        return explain_turn(*args, **options) if request.param == "sync" else await aexplain_turn(*args, **options)
 
     return call
 
@@ -153,7 +159,7 @@ async def test_what_a_trim_drops(explain: Any, histories: Any) -> None:
 
 
 async def test_with_a_history_key_the_past_and_the_input_are_told_apart(explain: Any, histories: Any) -> None:
-    """With `history_messages_key` too; what the prompt adds is not seen."""
+    """With `history_messages_key` too; what the prompt adds is seen beside them."""
     model = FakeChatModel()
     chat = create_runnable_with_message_history(
         PROMPT | model,
@@ -166,13 +172,23 @@ async def test_with_a_history_key_the_past_and_the_input_are_told_apart(explain:
     model.calls.clear()
     seen = await explain(chat, {"input": "ask 1"}, S1)
     assert [(m.part, m.text) for m in seen.messages] == [
+        ("system", "Be kind."),
         ("history", "ask 0"),
         ("history", "Noted."),
         ("input", "ask 1"),
     ]
+    assert seen.ran == ["trim", "ChatPromptTemplate"]
     assert_sums(seen)
     assert model.calls == []
     assert len(histories("s1", "u1").messages) == 2
+    other = ChatPromptTemplate.from_messages(
+        [("human", "Be kind."), MessagesPlaceholder("chat_history"), ("human", "Asked: {input}")]
+    )
+    options: Any = {"input_messages_key": "input", "history_messages_key": "chat_history"}
+    seen = await explain(
+        create_runnable_with_message_history(other | model, histories, **options), {"input": "ask 1"}, S1
+    )
+    assert [m.part for m in seen.messages] == ["prompt", "history", "history", "input"]
 
 
 async def test_input_that_is_stored_already_is_past(explain: Any, histories: Any) -> None:
@@ -223,6 +239,7 @@ async def test_foreign_histories_and_async_factories(explain: Any) -> None:
     )
     seen = await explain(chat, [], {"configurable": {"session_id": "s1"}})
     assert [m.text for m in seen.messages] == ["ask 9", "say 9"]
+    assert history.messages == talk(10)
     assert (seen.dropped, len(history.messages)) == (18, 20)
 
     async def slow(session_id: str) -> Any:
@@ -239,6 +256,7 @@ async def test_several_compactions(explain: Any, histories: Any) -> None:
         summarizer, max_tokens=500, trigger=("messages", 6), keep=("messages", 2)
     )
     chat = create_runnable_with_message_history(model, histories, preprocessor=preprocessor)
+    written = 0
     for n in range(15):
         seen = await explain(chat, f"ask {n}", S1)
         assert seen.summarized + len(texts(seen, "history")) == 2 * n
@@ -247,19 +265,23 @@ async def test_several_compactions(explain: Any, histories: Any) -> None:
         assert not set(seen.summarized_ids) & {m.id for m in seen.messages}
         assert len(texts(seen, "summary")) == (1 if seen.summarized else 0)
         assert_sums(seen)
-        written = len(summarizer.asked)
+        due = len(summarizer.asked) - written
         await chat.ainvoke(f"ask {n}", S1)
-        assert len(summarizer.asked) == written, "a summary that was due had been written"
-        assert [m.text for m in seen.messages] == [m.text for m in model.calls[-1]]
-    assert len(summarizer.asked) == 6
+        assert len(summarizer.asked) == written + 2 * due, "a summary that was due was written, and not stored"
+        told, given = [m.text for m in seen.messages], [m.text for m in model.calls[-1]]
+        if due:  # this summarizer numbers its answers
+            told, given = (["".join(c for c in text if not c.isdigit()) for text in each] for each in (told, given))
+        assert told == given
+        written = len(summarizer.asked)
+    assert len(summarizer.asked) == 12
     assert seen.summarized == 24
-    assert "summary 6" in texts(seen, "summary")[0]
+    assert "summary 12" in texts(seen, "summary")[0]
     assert len(model.calls) == 15
     assert len(histories("s1", "u1").messages) == 30
 
 
 async def test_a_preprocessor_piped_by_hand_over_several_compactions(explain: Any) -> None:
-    """A list alone: summarized, shown and dropped add up to what was given, each time."""
+    """A list alone: summarized, shown and dropped add up to what was given, each time; no summary is stored."""
     summarizer = Summarizer()
     preprocessor = create_history_preprocessor(
         summarizer, max_tokens=500, trigger=("messages", 6), keep=("messages", 2)
@@ -271,7 +293,7 @@ async def test_a_preprocessor_piped_by_hand_over_several_compactions(explain: An
         assert (seen.dropped, seen.max_tokens, seen.tokens["input"]) == (0, 500, 0)
         assert_sums(seen)
         assert given == talk(turns)
-    assert len(summarizer.asked) == 6
+    assert len(summarizer.asked) == 12, "each time that one was due"
 
 
 async def test_several_preprocessors_in_a_row(explain: Any, histories: Any) -> None:
@@ -344,31 +366,114 @@ async def test_what_is_said_elsewhere_is_still_raised(explain: Any, histories: A
         await explain(chat, "hello")
 
 
-@pytest.mark.parametrize(
-    "runnable",
-    [
-        FakeChatModel(),
-        RunnableLambda(lambda messages: messages),
-        RunnableLambda(lambda messages: messages).with_config({"tags": ["t"]}),
-        PROMPT | FakeChatModel(),
-        create_trim_preprocessor(100) | FakeChatModel(),
-        create_trim_preprocessor(100) | FakeChatModel().with_config({"tags": ["t"]}),
-        lambda messages: messages,
-        None,
-    ],
-)
-async def test_anything_else_is_refused(explain: Any, runnable: Any) -> None:
-    """What is neither a chain with a history nor a preprocessor is refused by its type, and no model is called."""
-    with pytest.raises(ConfigurationError, match=rf"not this {type(runnable).__name__}$"):
-        await explain(runnable, [HumanMessage("hello")], S1)
+@pytest.mark.parametrize("thing", [lambda messages: messages, None, "chat", MessageHistoryMiddleware(lambda s: None)])
+async def test_anything_else_is_refused(explain: Any, thing: Any) -> None:
+    """What is no runnable is refused by its type, an agent's middleware among it, with a word on what to give."""
+    told = rf"what create_agent returned, not its middleware.* got {type(thing).__name__}$"
+    with pytest.raises(ConfigurationError, match=told):
+        await explain(thing, [HumanMessage("hello")], S1)
+    with pytest.raises(ConfigurationError, match=told):
+        explain_last_turn(thing, S1)
 
 
-def test_no_refused_model_was_called() -> None:
-    """A preprocessor with a model behind it is refused before anything runs."""
+async def test_chains_without_a_conversation(explain: Any) -> None:
+    """A model alone, a prompt before it, a preprocessor before it: what the model would be given, and no call."""
     model = FakeChatModel()
-    with pytest.raises(ConfigurationError):
-        explain_turn(create_trim_preprocessor(100) | model, talk(1))
-    assert model.calls == []
+    seen = await explain(model.with_config(tags=["t"]), [HumanMessage("hello")])
+    assert [(m.part, m.text) for m in seen.messages] == [("prompt", "hello")]
+    seen = await explain(PROMPT | model, {"chat_history": [], "input": "hello"})
+    assert [(m.part, m.text) for m in seen.messages] == [("system", "Be kind."), ("prompt", "hello")]
+    seen = await explain(create_trim_preprocessor(2, token_counter=len) | model, talk(3))
+    assert ([m.text for m in seen.messages], seen.max_tokens, seen.dropped) == (["ask 2", "say 2"], 2, 4)
+    assert (seen.turn_id, model.calls) == (None, [])
+
+
+async def test_a_function_as_the_model_runs(explain: Any, histories: Any) -> None:
+    """A function fires no event of a model, so it is run and named; what it returns is not stored."""
+    asked = []
+
+    def answer(messages: list[BaseMessage]) -> str:
+        asked.append(messages[-1].text)
+        return "Noted."
+
+    chat = create_runnable_with_message_history(RunnableLambda(answer), histories)
+    seen = await explain(chat, "hello", S1)
+    assert (asked, seen.ran, seen.messages, seen.calls) == (["hello"], ["answer"], [], [])
+    assert seen.notes == ["no model was called: what ran to the end is listed, and what it returned was not stored"]
+    assert list(histories.list_sessions("u1")) == []
+
+
+async def test_models_that_prepare_the_answer(explain: Any, histories: Any) -> None:
+    """A summary that is due is made by a call that is told and not stored; without such calls it ends before that."""
+    model, small = FakeChatModel(), FakeChatModel(responses=["Talk of the sea."] * 9)
+    store = SQLiteKeyValueStore(":memory:")
+    fits = create_history_preprocessor(small, max_tokens=90, store=store)
+    histories("s1", "u1").add_messages(talk(10))
+    chat = create_runnable_with_message_history(model, histories, preprocessor=fits)
+    seen = await explain(chat, "next", S1)
+    assert [call.purpose for call in seen.calls] == ["summary", "answer"]
+    assert [m.text for m in seen.calls[0].messages] == [m.text for m in small.calls[0]]
+    assert seen.calls[0].seconds is not None
+    assert (seen.calls[1].seconds, seen.calls[1].messages) == (None, seen.messages)
+    assert "Talk of the sea." in texts(seen, "summary")[0]
+    assert list(store.yield_keys()) == []
+    ended = await explain(chat, "next", S1, run_inner=False)
+    assert (ended.messages, [call.purpose for call in ended.calls]) == ([], ["summary"])
+    assert ended.notes == ["ended before the call for summary, on which the answering call depends"]
+    assert (len(small.calls), model.calls, list(store.yield_keys())) == (1, [], [])
+    alone = await explain(fits, talk(10), S1)  # a preprocessor that calls a model is shown by its result, too
+    assert [call.purpose for call in alone.calls] == ["summary"]
+    assert len(texts(alone, "history")) + alone.summarized == 20
+    assert (alone.notes, len(small.calls), list(store.yield_keys())) == ([], 2, [])
+
+
+async def test_a_step_behind_a_preprocessor_that_makes_something_else(explain: Any) -> None:
+    """What is no list of messages is no prompt."""
+    seen = await explain(create_trim_preprocessor(100) | RunnableLambda(lambda m: m[-1].text), talk(1))
+    assert (seen.messages, seen.max_tokens) == ([], 100)
+    assert seen.notes[-1].startswith("no model was called")
+
+
+async def test_handlers_of_the_caller_are_told(explain: Any, histories: Any) -> None:
+    """Handlers of all kinds hear of the run as of any other, and no coroutine of theirs is left without an await."""
+
+    class Inline(BaseCallbackHandler):
+        run_inline = True
+
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+            self.told.append("chain")
+
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            self.told.append(messages[0][-1].text)
+
+    class Threaded(Inline):
+        run_inline = False
+
+    class Async(AsyncCallbackHandler):
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        async def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+            await asyncio.sleep(0)
+            self.told.append("chain")
+
+        async def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            await asyncio.sleep(0)
+            self.told.append(messages[0][-1].text)
+
+    handlers: list[Any] = [Inline(), Threaded(), Async()]
+    chat = create_runnable_with_message_history(RunnableLambda(lambda messages: messages) | FakeChatModel(), histories)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen = await explain(chat, "hello", {**S1, "callbacks": handlers})
+        gc.collect()  # a coroutine that nobody awaited warns when it goes
+    assert [m.text for m in seen.messages] == ["hello"]
+    for handler in handlers:
+        assert "chain" in handler.told
+        assert handler.told.count("hello") == 1
 
 
 async def test_callbacks_of_the_caller_hear_the_event(explain: Any, histories: Any) -> None:
@@ -433,16 +538,16 @@ def test_it_reads_well_in_a_terminal() -> None:
     seen = explain_turn(preprocessor, given)
     assert str(seen) == (
         "133 of 200 tokens (approximate); 4 messages kept, 4 summarized, 0 dropped\n"
-        "  system █                                              7\n"
-        " summary ███████                                       33\n"
-        " history ███████████████████                           93\n"
-        "  system system      7  Be kind.\n"
-        " summary  human     33  Nemo lives in Sydney.\n"
-        " history  human     54  When is high tide? In Sydney, please. Thanks. Thanks. Thanks. Thanks. Thanks. Thanks. "
+        "   system █                                              7\n"
+        "  summary ███████                                       33\n"
+        "  history ███████████████████                           93\n"
+        "   system system      7  Be kind.\n"
+        "  summary  human     33  Nemo lives in Sydney.\n"
+        "  history  human     54  When is high tide? In Sydney, please. Thanks. Thanks. Thanks. Thanks. Thanks. Thanks. "
         "Thanks. Tha...\n"
-        ' history     ai     25  [calls tide({"port": "Sydney"})]\n'
-        " history   tool      6  11:40\n"
-        " history     ai      8  At 11:40."
+        '  history     ai     25  [calls tide({"port": "Sydney"})]\n'
+        "  history   tool      6  11:40\n"
+        "  history     ai      8  At 11:40."
     )
     assert repr(seen) == str(seen), "what a prompt shows"
 
@@ -475,12 +580,12 @@ def test_to_dict_is_json(histories: Any) -> None:
     seen = explain_turn(chat, "And?", S1)
     data = json.loads(json.dumps(seen.to_dict()))
     assert data == seen.to_dict()
-    assert data["messages"][0]["text"] == "Look: [image]"
+    assert data["messages"][0]["text"] == "Look: [image_url]"
     assert data["messages"][0]["tokens"] == seen.messages[0].tokens > 85
     assert data["counter"] == "approximate"
     assert data.keys() == {
         "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "summarized_ids", "recalled",
-        "notes", "counter", "searched_for",
+        "notes", "counter", "searched_for", "calls", "ran", "seconds", "turn_id",
     }  # fmt: skip
 
 

@@ -11,8 +11,11 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import InvalidUpdateError
 
 from langchain_memkit import (
     CondenseQuestionRetriever,
@@ -24,6 +27,7 @@ from langchain_memkit import (
     create_history_preprocessor,
     create_runnable_with_message_history,
     create_trim_preprocessor,
+    explain_last_turn,
     explain_turn,
 )
 from langchain_memkit.errors import ConfigurationError
@@ -79,7 +83,7 @@ async def test_rag(histories: Any, style: str, prompt: Any) -> None:
             "times.md",
             FERRY.page_content,
         )
-        assert [m.part for m in seen.messages] == ["system", "history", "history", "notes", "input"]
+        assert [m.part for m in seen.messages] == ["system", "history", "history", "documents", "input"]
 
 
 async def test_rag_stands_alone(histories: Any) -> None:
@@ -116,7 +120,7 @@ async def test_agent(histories: Any, style: str) -> None:
         agent.invoke({"messages": [("user", f"It is day {i} at sea, and the wind is fair.")]}, S1)
     calls, stored = len(model.calls), len(histories("s1", "u1").messages)
     value = {"messages": [("user", "Who wrote The Skeleton Songs?")]}
-    seen = await explained(style, middleware, value)
+    seen = await explained(style, agent, value)
     assert (len(model.calls), len(histories("s1", "u1").messages)) == (calls, stored)
     assert seen.recalled[0].text == "Poems by Arabella Dusk."
     assert seen.dropped > 0
@@ -134,36 +138,112 @@ async def test_agent_stores_nothing(histories: Any, style: str) -> None:
     agent = create_agent(model, [], middleware=[middleware])
     agent.invoke({"messages": [("user", "It rains.")]}, S1)
     talk = [HumanMessage("I am Nemo."), AIMessage("Hello!"), HumanMessage("Who am I?")]
-    seen = await explained(style, middleware, {"messages": talk})
+    seen = await explained(style, agent, {"messages": talk})
     assert len(histories("s1", "u1").messages) == 2
     assert [message.part for message in seen.messages] == ["history"] * 4 + ["input"]
-    assert all(message.id is None for message in talk)
     agent.invoke({"messages": talk}, S1)
     assert texts(seen) == [message.text for message in model.calls[-1]]
 
 
 def test_agent_wrong(histories: Any) -> None:
-    """The graph itself, and what is no input of an agent, are told how to ask."""
+    """The middleware is not what is called, and says so; what is no input of an agent fails as it does in a run."""
     middleware = MessageHistoryMiddleware(histories)
-    with pytest.raises(ConfigurationError, match="MessageHistoryMiddleware"):
-        explain_turn(create_agent(FakeChatModel(), [], middleware=[middleware]), {"messages": []}, S1)
-    with pytest.raises(ConfigurationError, match="messages"):
-        explain_turn(middleware, "hello", S1)  # type: ignore[arg-type]  # wrong on purpose
+    model = FakeChatModel()
+    with pytest.raises(ConfigurationError, match="what create_agent returned, not its middleware"):
+        explain_turn(middleware, {"messages": "hi"}, S1)  # type: ignore[arg-type]  # wrong on purpose
+    agent: Any = create_agent(model, [], middleware=[middleware])
+    with pytest.raises(InvalidUpdateError):
+        explain_turn(agent, "hello", S1)
+    assert model.calls == []
 
 
 def test_agent_options(histories: Any) -> None:
-    """A user that tools need is asked for; inside a chain of the same conversation a look is no second turn."""
+    """A user that tools need is asked for; a look inside another turn is no part of that turn."""
     notes = KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"))
     with_tools = MessageHistoryMiddleware(histories, memories=[notes], tools=True)
     with pytest.raises(ConfigurationError, match="user_id"):
-        explain_turn(with_tools, {"messages": "hi"}, {"configurable": {"session_id": "s1"}})
-    plain = MessageHistoryMiddleware(histories)
+        explain_turn(
+            create_agent(FakeChatModel(), [], middleware=[with_tools]),
+            {"messages": "hi"},
+            {"configurable": {"session_id": "s1"}},
+        )
+    plain = create_agent(FakeChatModel(), [], middleware=[MessageHistoryMiddleware(histories)])
 
-    def look(messages: Any, config: Any) -> AIMessage:
-        return AIMessage(f"{len(explain_turn(plain, {'messages': 'hi'}, config).messages)} shown")
+    def look(messages: Any, config: Any) -> list[HumanMessage]:
+        with pytest.raises(ConfigurationError, match="stored twice"):  # a run of it would be refused as well
+            explain_turn(plain, {"messages": "hi"}, config)
+        seen = explain_turn(plain, {"messages": "hi"}, {"configurable": {"session_id": "s2", "user_id": "u1"}})
+        return [HumanMessage(f"{len(seen.messages)} shown")]
 
-    chat = create_runnable_with_message_history(RunnableLambda(look), histories)
-    assert chat.invoke("look", S1).text == "1 shown"
+    chat = create_runnable_with_message_history(RunnableLambda(look) | FakeChatModel(), histories)
+    assert chat.invoke("look", S1).text == "Noted."
+    assert [m.text for m in histories("s1", "u1").messages] == ["look", "Noted."]
+    traced = explain_last_turn(chat, S1)
+    assert traced is not None
+    assert [[m.text for m in call.messages] for call in traced.calls] == [["1 shown"]], "a dry run's call is not its own"
+
+
+def tide(port: str) -> str:
+    """Tell when the tide is high."""
+    return f"At noon in {port}."
+
+
+def test_agent_tools(histories: Any) -> None:
+    """The schemas of an agent's tools are counted, and no tool runs; a later call of a real turn shows its result."""
+    call = {"name": "tide", "args": {"port": "Oban"}, "id": "c1"}
+    model = FakeChatModel(responses=[AIMessage("", tool_calls=[call]), "At noon."])
+    agent = create_agent(model, [tide], system_prompt="Be kind.", middleware=[MessageHistoryMiddleware(histories)])
+    value = {"messages": [("user", "When is high tide in Oban?")]}
+    seen = explain_turn(agent, value, S1)
+    assert [(m.part, m.role) for m in seen.messages] == [("system", "system"), ("input", "human")]
+    assert seen.tokens["tools"] == seen.calls[0].tool_tokens > 20
+    assert "tide" not in seen.ran
+    assert model.calls == []
+    agent.invoke(value, S1)
+    traced = explain_last_turn(agent, S1)
+    assert traced is not None
+    assert [c.purpose for c in traced.calls] == ["answer", "answer"]
+    assert texts(seen) == [m.text for m in traced.calls[0].messages]
+    assert [(m.part, m.role, m.text) for m in traced.messages[2:]] == [
+        ("input", "ai", '[calls tide({"port": "Oban"})]'),
+        ("input", "tool", "At noon in Oban."),
+    ]
+    assert traced.calls[1].tool_tokens == seen.tokens["tools"]
+
+
+def checkpoints(saver: InMemorySaver) -> list[str]:
+    """The ids of all checkpoints, and what is pending in them."""
+    return [f"{c.config['configurable']['checkpoint_id']} {c.pending_writes}" for c in saver.list(None)]
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+@pytest.mark.parametrize("place", ["alone", "bound", "in a chain", "in a chain with a history"])
+async def test_no_checkpoint_is_written(histories: Any, style: str, place: str) -> None:
+    """A graph with a checkpointer is read and not written to, wherever a chain pipes it."""
+    model, saver = FakeChatModel(), InMemorySaver()
+    graph: Any = create_agent(model, [], checkpointer=saver)
+    config: Any = {"configurable": {**S1["configurable"], "thread_id": "t1"}}
+    await graph.ainvoke({"messages": "My name is Nemo."}, config)
+    before, calls = checkpoints(saver), len(model.calls)
+    value: Any = {"messages": [HumanMessage("What is my name?")]}
+    app: Any = graph
+    match place:
+        case "bound":
+            app = graph.with_config(tags=["t"]).with_retry()
+        case "in a chain":
+            app = graph | RunnableLambda(lambda state: state["messages"][-1].text)
+        case "in a chain with a history":
+            inner = RunnableLambda(lambda messages: {"messages": messages[-1:]}) | graph
+            answer = RunnableLambda(lambda state: state["messages"][-1])
+            app = create_runnable_with_message_history(inner | answer, histories) | StrOutputParser()
+            value = "What is my name?"
+    seen = explain_turn(app, value, config) if style == "sync" else await aexplain_turn(app, value, config)
+    assert texts(seen) == ["My name is Nemo.", "Noted.", "What is my name?"]
+    assert (checkpoints(saver), len(model.calls)) == (before, calls)
+    assert list(histories.list_sessions("u1")) == []
+    await app.ainvoke(value, config)  # the graph is its own again
+    assert len(checkpoints(saver)) > len(before)
+    assert texts(seen) == [m.text for m in model.calls[-1]]
 
 
 def test_agent_long_loop(histories: Any) -> None:
@@ -177,7 +257,7 @@ def test_agent_long_loop(histories: Any) -> None:
     for i in range(6):
         loop.append(AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": f"c{i}"}]))
         loop.append(ToolMessage(f"{i} " + "long " * 40, tool_call_id=f"c{i}"))
-    seen = explain_turn(middleware, {"messages": loop}, S1)
+    seen = explain_turn(agent, {"messages": loop}, S1)
     assert seen.tokens["summary"] > 0
     shown = sum(message.part == "input" for message in seen.messages)
     assert 1 <= shown < 13
@@ -191,10 +271,15 @@ def test_rag_parts(histories: Any) -> None:
     rag = create_conversational_rag_chain(FakeChatModel(), lambda question: [large], histories, max_tokens=1000)
     asked = [HumanMessage("I ask of Skye."), AIMessage("Yes?"), HumanMessage("When does the ferry leave?")]
     seen = explain_turn(rag, {"input": asked}, S1)
-    assert [message.part for message in seen.messages] == ["system", "input", "input", "notes", "input"]
-    assert seen.max_tokens is not None
-    assert 1000 < sum(seen.tokens.values()) <= seen.max_tokens
-    assert seen.notes == []
+    assert [message.part for message in seen.messages] == ["system", "input", "input", "documents", "input"]
+    assert seen.max_tokens == 1000
+    system, documents = seen.tokens["system"], seen.tokens["documents"]
+    over = sum(seen.tokens.values()) - 1000
+    assert documents > over > 0
+    assert seen.notes == [
+        f"{over:,} more than the budget, which does not count what the chain adds (system {system}, documents "
+        f"{documents:,}): see reserve_tokens="
+    ]
     ending = ChatPromptTemplate.from_messages(
         [("placeholder", "{chat_history}"), ("human", "{input}"), ("system", "Records: {context}")]
     )

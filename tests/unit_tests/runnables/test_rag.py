@@ -545,7 +545,7 @@ def test_explain_turn(histories: Any) -> None:
     chat = create_conversational_rag_chain(model, finding(AGE), histories, condense="weighted")
     chat.invoke({"input": FIRST}, S1)
     seen = explain_turn(chat, {"input": SECOND}, S1)
-    assert [m.part for m in seen.messages] == ["system", "history", "history", "notes", "input"]
+    assert [m.part for m in seen.messages] == ["system", "history", "history", "documents", "input"]
     assert [m.text for m in seen.messages if m.part in ("history", "input")] == [FIRST, model.answer, SECOND]
     assert [record.text for record in seen.recalled] == [AGE.page_content]
     assert len(model.calls) == 1
