@@ -364,7 +364,7 @@ class TurnRecorder(BaseCallbackHandler):
 
     run_inline = True  # it only keeps references, which needs no thread
     finds_reports = True  # in the turn's context, so that no event has to be built for it
-    ignore_agent = ignore_retry = True
+    ignore_retry = True
 
     def __init__(self, stop: Stop | None = None, configurable: Mapping[str, Any] | None = None) -> None:
         self.stop = stop
@@ -384,6 +384,7 @@ class TurnRecorder(BaseCallbackHandler):
         self._began = time.perf_counter()
         self._ran: list[tuple[UUID, UUID | None, str]] = []
         self._inner: dict[UUID, str] = {}  # runs inside a retriever or a tool, with the purpose of model calls there
+        self._running: dict[UUID, str] = {}  # those retrievers and tools that have not ended
 
     @property
     def _unheard(self) -> bool:
@@ -428,25 +429,44 @@ class TurnRecorder(BaseCallbackHandler):
             _recording.reset(token)
             _stopping.reset(stop)
 
-    def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
+    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
         """Keep the name of a step."""
-        name = str(kwargs.get("name") or "")
+        self._started(serialized, **kwargs)
+
+    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **kwargs: Any) -> None:
+        """Keep the name of a retriever, and that model calls below it only prepare an answer."""
+        self._started(serialized, run_id, **kwargs)
+        self._inner[run_id] = self._running[run_id] = "retrieval"
+
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        """Keep the name of a tool, and that model calls below it do not give the answer."""
+        self._started(serialized, run_id, **kwargs)
+        self._inner[run_id] = self._running[run_id] = "tool"
+
+    def _started(self, serialized: Any, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
+        if self._unheard:
+            return
+        name = str(kwargs.get("name") or (serialized or {}).get("name") or "")
         self._ran.append((run_id, parent_run_id, name))
         within = self._inner.get(parent_run_id) if parent_run_id else None
         if name in INNER_CHAINS or within:
             self._inner[run_id] = within or "retrieval"
 
-    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """Keep the name of a retriever, and that model calls below it only prepare an answer."""
-        self.on_chain_start(serialized, query, run_id=run_id, **kwargs)
-        self._inner[run_id] = "retrieval"
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Keep that a retriever has ended."""
+        self._running.pop(run_id, None)
 
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """Keep the name of a tool, and that model calls below it do not give the answer."""
-        self.on_chain_start(serialized, input_str, run_id=run_id, **kwargs)
-        self._inner[run_id] = "tool"
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Keep that a retriever has ended."""
+        self._running.pop(run_id, None)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Keep that a tool has ended."""
+        self._running.pop(run_id, None)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Keep that a tool has ended."""
+        self._running.pop(run_id, None)
 
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -474,6 +494,8 @@ class TurnRecorder(BaseCallbackHandler):
         purpose = str(known.get("memkit") or ("lc_internal_call" in known and known.get("lc_source", "internal")) or "")
         if not purpose:
             within = self._inner.get(parent_run_id) if parent_run_id else None
+            if not self.stop:  # the steps between are not told
+                within = within or next(iter(self._running.values()), None)
             purpose = within or ("preprocessor" if self.composing else "answer")
         model = str(known.get("ls_model_name") or params.get("model") or kwargs.get("name") or "")
         self.calls[run_id] = _Call(purpose, model, given, params.get("tools") or (), time.perf_counter())

@@ -48,6 +48,7 @@ from langchain_memkit import (
     create_history_preprocessor,
     create_runnable_with_message_history,
     create_trim_preprocessor,
+    explain_last_turn,
     explain_turn,
     purge_user,
     session,
@@ -56,7 +57,7 @@ from langchain_memkit import (
 from langchain_memkit.base import MemoryFactory, SessionInfo
 from langchain_memkit.classic import as_classic_memory
 from langchain_memkit.errors import HistoryWriteError, MemkitError
-from langchain_memkit.explain import RecalledRecord, ShownMessage, TurnTrace, aexplain_turn
+from langchain_memkit.explain import ModelCall, RecalledRecord, ShownMessage, TurnTrace, aexplain_turn
 from langchain_memkit.memories.composed import ComposedMemoryFactory
 from langchain_memkit.memories.entity import EntityMemoryFactory
 from langchain_memkit.memories.key_value import KeyValueMemoryFactory
@@ -176,7 +177,7 @@ def errors(chat: RunnableWithMessageHistory) -> str:
 
 
 def views(chat: RunnableWithMessageHistory) -> None:
-    """An explanation is data with types."""
+    """A trace is data with types."""
     seen = explain_turn(chat, "What is my name?", CONFIG)
     assert_type(seen, TurnTrace)
     assert_type(seen.tokens, dict[str, int])
@@ -184,7 +185,11 @@ def views(chat: RunnableWithMessageHistory) -> None:
     assert_type(seen.messages[0].text, str)
     assert_type(seen.recalled, list[RecalledRecord])
     assert_type(seen.recalled[0].score, float | None)
+    assert_type(seen.calls, list[ModelCall])
+    assert_type(seen.calls[0].usage, dict[str, Any] | None)
     assert_type(seen.to_dict(), dict[str, Any])
+    assert_type(explain_last_turn(chat, CONFIG), TurnTrace | None)
+    assert_type(explain_turn(chat, "What is my name?", CONFIG, run_inner=False).ran, list[str])
 
 
 async def views_without_blocking(chat: RunnableWithMessageHistory) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
@@ -244,6 +247,54 @@ def test_calls_that_only_prepare(histories: Any) -> None:
     assert texts(seen.calls[0].messages) == texts(rewriter.calls[-1])
     assert texts(seen.messages) == texts(model.calls[-1])
     assert seen.tokens["documents"] > 0
+
+
+class Imagined(BaseRetriever):
+    """Asks a chain for its document, as LangChain's MultiQueryRetriever does for its questions."""
+
+    chain: Any
+    fails: bool = False
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        found = Document(self.chain.invoke({"question": query}, {"callbacks": run_manager.get_child()}))
+        if self.fails:
+            raise ConnectionError
+        return [found]
+
+
+IMAGINE = ChatPromptTemplate.from_template("Imagine an answer: {question}") | FakeChatModel() | StrOutputParser()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_models_inside_a_retriever(histories: Any, fails: bool) -> None:
+    """What a retriever asks of a model, in however many steps, gives no answer, in a dry run and in a turn."""
+    imagined: Any = Imagined(chain=IMAGINE, fails=fails)
+    find = imagined.with_fallbacks([RunnableLambda(lambda question: [])])  # a retriever that failed has ended, too
+    rag = create_conversational_rag_chain(FakeChatModel(), find, histories)
+    value = {"input": "When does the ferry to Skye leave?"}
+    tried = explain_turn(rag, value, S1)
+    assert ([call.purpose for call in tried.calls], tried.calls[0].seconds is None) == (["retrieval", "answer"], False)
+    assert {"ChatPromptTemplate", "StrOutputParser"} <= set(tried.ran)
+    rag.invoke(value, S1)
+    seen = last(rag)
+    assert ([call.purpose for call in seen.calls], seen.ran) == (["retrieval", "answer"], ["Imagined"])
+
+
+def test_models_inside_a_tool(histories: Any) -> None:
+    """What a tool asks of a model is a call of the turn, and not the one that gave the answer."""
+
+    def imagine(question: str) -> str:
+        """Imagine something."""
+        return IMAGINE.invoke({"question": question})
+
+    call = {"name": "imagine", "args": {"question": "x"}, "id": "c1"}
+    model = FakeChatModel(responses=[AIMessage("", tool_calls=[call]), "Done."])
+    agent = create_agent(model, [imagine], middleware=[MessageHistoryMiddleware(histories)])
+    agent.invoke({"messages": "Imagine."}, S1)
+    seen = last(agent)
+    assert ([c.purpose for c in seen.calls], seen.ran) == (["answer", "tool", "answer"], ["imagine"])
+    assert texts(seen.calls[1].messages) == ["Imagine an answer: x"]
+    assert texts(seen.messages) == ["Imagine.", '[calls imagine({"question": "x"})]', "Noted."]
 
 
 def test_what_a_chain_was_not_given(histories: Any) -> None:
