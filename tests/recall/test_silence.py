@@ -24,7 +24,6 @@ from langchain_memkit import (
     VectorMemory,
     WordLlamaEmbeddings,
     create_runnable_with_message_history,
-    explain_last_turn,
     explain_turn,
 )
 from langchain_memkit.base import Query
@@ -280,7 +279,7 @@ def test_a_reranker_is_not_asked_below_the_floor(make: Callable[..., VectorMemor
 
 @pytest.mark.parametrize("composed", [False, True])
 def test_explain_says_what_was_left_out(make: Callable[..., VectorMemory], composed: bool) -> None:
-    """The number of records, the best of them, and the floor, before a turn and after it."""
+    """The number of records, the best of them, and the floor."""
     memory = make()
     memories: Any = lambda session_id, user_id: (  # noqa: E731
         ComposedMemory(memory, max_tokens=1000) if composed else memory
@@ -294,10 +293,6 @@ def test_explain_says_what_was_left_out(make: Callable[..., VectorMemory], compo
     assert note.startswith("VectorMemory recalled nothing: the best of ")
     assert note.endswith("to do with the question, and the floor is 1")
     assert asyncio.run(aexplain_turn(chat, "What is 2+2?", config)).notes == [note]
-    chat.invoke("What is 2+2?", config)
-    traced = explain_last_turn(chat, config)
-    assert traced is not None
-    assert traced.notes == [note]
     assert explain_turn(chat, "What is Nora's favourite meal?", config).recalled
 
 

@@ -114,14 +114,14 @@ class World:
             return SQLiteVectorStore(self.file, embedding)
         return MongoDBVectorStore(self.uri, embedding, self.database)
 
-    def chain(self, given: list[Any]) -> Any:
-        """Everything at once, around a prompt with a template; notes what the model is given."""
+    def chain(self, given: list[Any], model: Any = None) -> Any:
+        """Everything at once, around a prompt with a template and a function that notes what it is given, or a model."""
         store = self.key_values()
         prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("chat_history"), ("human", "{input}")])
         summary = RunnableLambda(lambda _: AIMessage(f"Nemo said {self.bombs}"))
         summarizing = create_history_preprocessor(summary, max_tokens=2000, keep=("tokens", 500), store=store)
         return create_runnable_with_message_history(
-            prompt | RunnableLambda(lambda value: given.append(value) or AIMessage("I see.")),
+            prompt | (model or RunnableLambda(lambda value: given.append(value) or AIMessage("I see."))),
             self.histories(),
             input_messages_key="input",
             history_messages_key="chat_history",

@@ -25,6 +25,7 @@ from langchain_memkit.migrate import (
     langgraph_source,
     migrate,
 )
+from langchain_memkit.testing import FakeChatModel
 
 WATCHED = (
     "import", "exec", "compile", "open", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.putenv",
@@ -71,7 +72,11 @@ def readings(world: World) -> dict[str, Callable[[], Any]]:
         "vectors": lambda: vectors.similarity_search("Nemo says", k=30, filter={"user_id": "u1"}),
         "chain": lambda: (given := [], world.chain(given).invoke(AGO, config("s1", "u1"))),
         "async chain": lambda: (given := [], asyncio.run(world.chain(given).ainvoke(AGO, config("s1", "u1")))),
-        "explain": lambda: (told := explain_turn(world.chain([]), AGO, config("s1", "u1")), told.to_dict(), str(told)),
+        "explain": lambda: (
+            told := explain_turn(world.chain([], FakeChatModel()), AGO, config("s1", "u1")),
+            told.messages,
+            told.to_dict(),
+        ),
         "checkpoints": lambda: _moved(lambda to: migrate(langgraph_source(where, **checkpoints), to, progress=False)),
     }
     if world.kind == "mongodb":
