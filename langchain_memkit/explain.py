@@ -130,10 +130,12 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
 
     with _dry(recorder):
         output = await Step(sync, asynchronous)
-    # A preprocessor alone: its result is what a model would be given.
-    alone = isinstance(output, list) and any(hasattr(step, "window") for step in steps_of(runnable))
+    ours = any(hasattr(step, "window") for step in steps_of(runnable))
+    if ours and recorder.stopped_at in (None, "answer"):  # preprocessors that are piped by hand
+        recorder.preprocessor = recorder.preprocessor or runnable
+    alone = ours and isinstance(output, list)  # its result is what a model would be given
     if alone:
-        recorder.preprocessor, recorder.shown = runnable, list(output)
+        recorder.shown = list(output)
     seen = recorder.trace(output if alone else None)
     if recorder.stopped_at is None and not alone:
         seen.notes.append("no model was called: what ran to the end is listed, and what it returned was not stored")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PARTS = ("system", "summary", "history", "notes", "documents", "prompt", "input", "tools")
+PAST = ("summary", "history", "notes", "reserved")  # what a budget in messages counts
 BAR = 40  # characters
 EXCERPT = 100  # characters
 COLOURS = {
@@ -257,7 +258,9 @@ class TurnTrace:
         """Total tokens and the budget, in words."""
         of = f" of {self.max_tokens:,}" if self.max_tokens else ""
         unit = "messages" if self.counter == "len" else f"tokens ({self.counter})"
-        return f"{sum(self.tokens.values()):,}{of} {unit}"
+        past_only = self.counter == "len" and self.max_tokens
+        counted = sum(n for part, n in self.tokens.items() if not past_only or part in PAST)
+        return f"{counted:,}{of} {unit}"
 
     @property
     def left_out(self) -> str:

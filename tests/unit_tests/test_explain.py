@@ -543,8 +543,8 @@ def test_it_reads_well_in_a_terminal() -> None:
         "  history ███████████████████                           93\n"
         "   system system      7  Be kind.\n"
         "  summary  human     33  Nemo lives in Sydney.\n"
-        "  history  human     54  When is high tide? In Sydney, please. Thanks. Thanks. Thanks. Thanks. Thanks. Thanks. "
-        "Thanks. Tha...\n"
+        "  history  human     54  When is high tide? In Sydney, please. Thanks. Thanks. Thanks. Thanks. Thanks. "
+        "Thanks. Thanks. Tha...\n"
         '  history     ai     25  [calls tide({"port": "Sydney"})]\n'
         "  history   tool      6  11:40\n"
         "  history     ai      8  At 11:40."
@@ -557,6 +557,14 @@ def test_messages_as_the_unit() -> None:
     seen = explain_turn(create_trim_preprocessor(2, token_counter=len), talk(2))
     assert str(seen).startswith("2 of 2 messages; 2 messages kept, 0 summarized, 2 dropped\n")
     assert "<b>2 of 2 messages</b>; 2 messages kept, 0 summarized, 2 dropped" in seen._repr_html_()
+    seen = explain_turn(
+        RunnableLambda(lambda m: [SystemMessage("Be kind."), *m])
+        | create_trim_preprocessor(2, token_counter=len)
+        | FakeChatModel(),
+        talk(2),
+    )
+    assert seen.size == "2 of 2 messages", "the budget counts the past alone"
+    assert sum(seen.tokens.values()) == 3
 
 
 def test_nothing_at_all() -> None:

@@ -180,7 +180,9 @@ def test_agent_options(histories: Any) -> None:
     assert [m.text for m in histories("s1", "u1").messages] == ["look", "Noted."]
     traced = explain_last_turn(chat, S1)
     assert traced is not None
-    assert [[m.text for m in call.messages] for call in traced.calls] == [["1 shown"]], "a dry run's call is not its own"
+    assert [[m.text for m in call.messages] for call in traced.calls] == [["1 shown"]], (
+        "a dry run's call is not its own"
+    )
 
 
 def tide(port: str) -> str:

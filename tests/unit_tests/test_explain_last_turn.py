@@ -1,4 +1,4 @@
-"""`explain_last_turn`: what the models of a real turn were given, what it left out, how long it took and what it cost."""
+"""`explain_last_turn`: what the models of a real turn were given, what it left out, how long it took, its cost."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Case:
     """A random app with everything that could be written to."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)  # noqa: S311  # no secret
+        self.dice = random.Random(seed)  # no secret
         self.kind = self.dice.choice(["model", "prompt", "text prompt", "wrong", "steps", "rag", "agent", "agent"])
         self.histories = SQLiteChatMessageHistory.factory(":memory:")
         self.notes = SQLiteKeyValueStore(":memory:")
@@ -105,9 +105,7 @@ class Case:
                 self.prepared = (small := FakeChatModel(responses=["A talk."] * 1000)).calls
                 middleware.append(SummarizationMiddleware(small, trigger=("messages", 4), keep=("messages", 2)))
             tools = [tide] if self.with_tools else []
-            return create_agent(
-                model, tools, system_prompt=system, middleware=middleware, checkpointer=self.saver
-            )
+            return create_agent(model, tools, system_prompt=system, middleware=middleware, checkpointer=self.saver)
         if self.kind == "wrong":  # the class takes the keys as they are: the past goes nowhere
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -157,7 +155,9 @@ class Case:
 
     def written(self) -> Any:
         """All that is stored."""
-        checkpoints = [] if self.saver is None else [c.config["configurable"]["checkpoint_id"] for c in self.saver.list(None)]
+        checkpoints = (
+            [] if self.saver is None else [c.config["configurable"]["checkpoint_id"] for c in self.saver.list(None)]
+        )
         stores = [sorted(self.notes.yield_keys()), sorted(self.summaries.yield_keys())]
         return [m.id for m in self.histories("s1", "u1").messages], stores, checkpoints
 
@@ -171,7 +171,7 @@ def same(seen: list[str], given: list[BaseMessage]) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 async def test_it_shows_what_the_model_is_given(seed: int) -> None:
-    """A dry run shows what the next real turn gives to the model, and changes nothing; the trace of that turn agrees."""
+    """A dry run shows what the next real turn gives to the model and changes nothing; that turn's trace agrees."""
     case = Case(seed)
     for _ in range(case.dice.randrange(5)):
         await case.run(case.dice.choice(ASKED), case.dice.choice(["invoke", "ainvoke", "astream"]))

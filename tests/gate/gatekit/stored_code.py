@@ -115,7 +115,7 @@ class World:
         return MongoDBVectorStore(self.uri, embedding, self.database)
 
     def chain(self, given: list[Any], model: Any = None) -> Any:
-        """Everything at once, around a prompt with a template and a function that notes what it is given, or a model."""
+        """Everything at once, around a prompt with a template and a model, or a function that notes its input."""
         store = self.key_values()
         prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("chat_history"), ("human", "{input}")])
         summary = RunnableLambda(lambda _: AIMessage(f"Nemo said {self.bombs}"))
