@@ -258,8 +258,10 @@ class TurnTrace:
         """Total tokens and the budget, in words."""
         of = f" of {self.max_tokens:,}" if self.max_tokens else ""
         unit = "messages" if self.counter == "len" else f"tokens ({self.counter})"
-        past_only = self.counter == "len" and self.max_tokens
-        counted = sum(n for part, n in self.tokens.items() if not past_only or part in PAST)
+        parts: Sequence[str] = list(self.tokens)
+        if self.counter == "len" and self.max_tokens:  # outside of memkit's chains nobody knows what is history
+            parts = PAST if self.turn_id else (*PAST, "prompt")
+        counted = sum(self.tokens.get(part, 0) for part in parts)
         return f"{counted:,}{of} {unit}"
 
     @property

@@ -552,19 +552,23 @@ def test_it_reads_well_in_a_terminal() -> None:
     assert repr(seen) == str(seen), "what a prompt shows"
 
 
-def test_messages_as_the_unit() -> None:
-    """With `token_counter=len` figures are messages, and are called so."""
-    seen = explain_turn(create_trim_preprocessor(2, token_counter=len), talk(2))
+def test_messages_as_the_unit(histories: Any) -> None:
+    """With `token_counter=len` figures are messages, and are called so; the budget is held against the past alone."""
+    trimmer = create_trim_preprocessor(2, token_counter=len)
+    seen = explain_turn(trimmer, talk(2))
     assert str(seen).startswith("2 of 2 messages; 2 messages kept, 0 summarized, 2 dropped\n")
     assert "<b>2 of 2 messages</b>; 2 messages kept, 0 summarized, 2 dropped" in seen._repr_html_()
-    seen = explain_turn(
-        RunnableLambda(lambda m: [SystemMessage("Be kind."), *m])
-        | create_trim_preprocessor(2, token_counter=len)
-        | FakeChatModel(),
-        talk(2),
+    assert explain_turn(trimmer | FakeChatModel(), talk(2)).size == "2 of 2 messages"
+    histories("s1", "u1").add_messages(talk(2))
+    chat = create_runnable_with_message_history(
+        PROMPT | FakeChatModel(),
+        histories,
+        input_messages_key="input",
+        history_messages_key="chat_history",
+        preprocessor=trimmer,
     )
-    assert seen.size == "2 of 2 messages", "the budget counts the past alone"
-    assert sum(seen.tokens.values()) == 3
+    seen = explain_turn(chat, {"input": "ask 2"}, S1)
+    assert (seen.size, sum(seen.tokens.values()), seen.notes) == ("2 of 2 messages", 4, [])
 
 
 def test_nothing_at_all() -> None:
