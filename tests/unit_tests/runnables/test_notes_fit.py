@@ -32,6 +32,7 @@ from langchain_memkit import (
     explain_turn,
 )
 from langchain_memkit.base import Memory
+from langchain_memkit.errors import ContextTooLargeError
 from langchain_memkit.memories.preferences import PreferenceMemory
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
 from langchain_memkit.messages.tokens import approximate_tokens, resolve_counter
@@ -385,3 +386,21 @@ def test_a_summary_that_does_not_fit_is_left_out_and_reported() -> None:
     assert [m.part for m in seen.messages] == ["input"]
     assert "the summary does not fit and is left out" in seen.notes
     histories.close()
+
+
+def test_raise_in_a_run_is_for_what_must_be_shown() -> None:
+    """With `"raise"` an agent goes on after results that the model has seen; one that it has not is an error."""
+    with SQLiteChatMessageHistory.factory(":memory:") as histories:
+        fits = create_trim_preprocessor(200, on_overflow="raise")
+        middleware = MessageHistoryMiddleware(histories, preprocessor=fits, memories=[Notes("a", [30] * 9)])
+        for sizes in ([80, 80, 80], [10, 400]):
+            LOOKED.update({i: step(i, size)[1].text for i, size in enumerate(sizes)})
+            model = FakeChatModel(responses=[*(step(i, size)[0] for i, size in enumerate(sizes)), "Done."])
+            agent = create_agent(model, [look], middleware=[middleware])
+            if sum(sizes) == 240:
+                agent.invoke({"messages": [HumanMessage("Look it up.")]}, U1)
+                assert all(approximate_tokens(shown) <= 200 for shown in model.calls)
+                assert len(model.calls) == 4
+            else:
+                with pytest.raises(ContextTooLargeError):
+                    agent.invoke({"messages": [HumanMessage("Look it up.")]}, U1)
