@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_core.documents import Document
@@ -124,7 +124,7 @@ class Case:
 
 cases = st.builds(
     Case,
-    door=st.sampled_from(["chain", "agent", "by hand", "inside"]),
+    door=st.sampled_from(["chain", "agent", "agent", "by hand", "inside"]),
     is_async=st.booleans(),
     counter=st.sampled_from([None, "o200k_base", count_letters, len]),
     max_tokens=st.integers(30, 400) | st.integers(400, 2000),
@@ -228,8 +228,26 @@ def check(case: Case, shown: Messages, call: int) -> None:
         assert [m.text for m in past] == [m.text for m in stored[len(stored) - len(past) :]]
 
 
+LONG_RUN = Case(
+    door="agent",
+    is_async=False,
+    counter=None,
+    max_tokens=250,
+    reserve=0,
+    summary=None,
+    system=[30, 30],
+    turns=[(5, 5)] * 4,
+    question=5,
+    memories=[([20] * 5, 1000)],
+    nested=False,
+    loop=[40, 40, 40],
+)
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases)
+@example(LONG_RUN)  # a run that outgrows the budget, beside system lines
+@example(replace(LONG_RUN, summary=40, max_tokens=400))
 def test_what_always_holds(case: Case) -> None:
     """Never over the budget, unless system lines and input are; the dialogue keeps its share; records are whole."""
     calls = calls_of(case)
@@ -293,18 +311,19 @@ def test_a_short_dialogue_leaves_more_to_notes() -> None:
 def test_every_memory_has_a_share() -> None:
     """The best record of each memory comes before the second best of another, and preferences before all."""
     preferences = PreferenceMemory.factory()("s1", "u1")
-    preferences.add("Answer in one sentence.")
+    for line in ("Answer in one sentence.", "I prefer window seats.", "Always use metric units."):
+        preferences.add(line)
     sources = [Notes("a", [30] * 9), Notes("b", [30] * 9), preferences]
     model = FakeChatModel()
     chat = create_runnable_with_message_history(
         model,
         SQLiteChatMessageHistory.factory(":memory:"),
-        preprocessor=create_trim_preprocessor(250),
+        preprocessor=create_trim_preprocessor(230),
         memories=sources,
     )
     chat.invoke("Hello.", U1)
     [note] = [m for m in model.calls[0] if is_note(m)]
-    assert [r.about for r in records_of(note)] == ["a", "a", "b", "b", "stated preference"]
+    assert [r.about for r in records_of(note)] == ["a", "b", *["stated preference"] * 3]
 
 
 def test_a_rag_chain_has_the_same_budget() -> None:
