@@ -247,7 +247,9 @@ LONG_RUN = Case(
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases)
 @example(LONG_RUN)  # a run that outgrows the budget, beside system lines
+@example(replace(LONG_RUN, memories=[]))
 @example(replace(LONG_RUN, summary=40, max_tokens=400))
+@example(replace(LONG_RUN, system=[], turns=[(0, 0)] * 12, loop=[5], max_tokens=300, memories=[([20] * 20, 1000)]))
 def test_what_always_holds(case: Case) -> None:
     """Never over the budget, unless system lines and input are; the dialogue keeps its share; records are whole."""
     calls = calls_of(case)
@@ -405,6 +407,25 @@ def test_a_summary_that_does_not_fit_is_left_out_and_reported() -> None:
     assert [m.part for m in seen.messages] == ["input"]
     assert "the summary does not fit and is left out" in seen.notes
     histories.close()
+
+
+def test_the_newest_turn_stays_beside_a_summary() -> None:
+    """Notes share what the summary leaves: beside it, the newest turn is shown if it fits."""
+    with SQLiteChatMessageHistory.factory(":memory:") as histories:
+        fits = create_history_preprocessor(
+            lambda prompt: "sea " * 60, max_tokens=300, trigger=("messages", 6), keep=("messages", 2)
+        )
+        chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits)
+        for text in (*"abcde", "And then? " * 28):
+            chat.invoke(text, U1)
+        model, sources = FakeChatModel(), [Notes("a", [20] * 20)]
+        chat = create_runnable_with_message_history(model, histories, preprocessor=fits, memories=sources)
+        chat.invoke("Go on.", U1)
+        [summary, *_, asked, answer, note, _question] = model.calls[0]
+        assert is_summary(summary)
+        assert (asked.text, answer.type) == ("And then? " * 28, "ai")
+        assert len(records_of(note)) > 1
+        assert approximate_tokens(model.calls[0]) <= 300
 
 
 def test_raise_in_a_run_is_for_what_must_be_shown() -> None:
