@@ -356,7 +356,8 @@ class TurnContext:
     Attributes:
         asked: The new input, which shares the budget with the history.
         past: The history as it was read; the new input follows it directly.
-        notes: The notes that memories recalled, which are placed beside the new input and share the budget as well.
+        notes: The notes that memories recalled, which are placed beside the new input and share the budget as well;
+            while the preprocessor runs, all that they would like to show.
         scale: Fraction of every budget that may be used: below 1 after the model said that the prompt was too long.
         used: Set by preprocessors: whether a smaller scale would change anything.
         reports: What each preprocessor did, by its name, for the trace of the turn.

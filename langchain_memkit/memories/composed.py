@@ -85,14 +85,18 @@ class Composer:
     counter: base.TokenCounter
 
     def kept(self, dialogue: list[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages that are shown in any case: all, or with a budget the lead and the newest turn.
+        """Return the messages that are shown in any case: all, or with a budget the lead and the newest turns.
 
-        The lead is made of the system messages and summaries before the first turn.
+        The lead is made of the system messages and summaries before the first turn. The newest turns are those that fit
+        into half of what it leaves, or else the newest one.
         """
         starts = _turns(dialogue)
         if self.max_tokens is None or not starts:
             return dialogue
-        return [*dialogue[: starts[0]], *dialogue[starts[-1] :]]
+        lead, newest = dialogue[: starts[0]], dialogue[starts[-1] :]
+        half = (self.max_tokens - sum(count_tokens(lead, self.counter))) // 2
+        older = self._older_turns(dialogue, starts[-1], half - sum(count_tokens(newest, self.counter)))
+        return [*lead, *older, *newest]
 
     def compose(self, dialogue: list[BaseMessage], found: Sequence[Recalled]) -> list[BaseMessage]:
         """Return the dialogue and all records that fit, without duplicates."""
@@ -103,8 +107,9 @@ class Composer:
             new = notes.new_records(recalled, shown, records)
             records += self._fitting(new, shown, records, room, most)
         # Older turns get what the records leave of the budget: records answer the question, older turns may not.
-        older = [] if room is None else self._older_turns(dialogue, room - self._added(shown, records))
         lead = leading_system_count(shown)
+        begin = len(dialogue) - len(shown) + lead
+        older = [] if room is None else self._older_turns(dialogue, begin, room - self._added(shown, records))
         # Deduplicate again: an older turn that still fitted, or a larger record of a later source, may contain a
         # record.
         return self.place([*shown[:lead], *older, *shown[lead:]], notes.new_records(records, older))
@@ -133,26 +138,22 @@ class Composer:
         """Return the records of one source that still fit, chosen by rank, in their order; none is shortened."""
         if room is None and most is None:
             return new
-        taken: list[int] = []
-        for i in sorted(range(len(new)), key=lambda i: i if (rank := new[i].rank) is None else rank):
-            # Count the whole note each time: the template's frame makes the costs of records not additive.
-            own = [new[j] for j in sorted([*taken, i])]
-            if (most is None or self._added(shown, own) <= most) and (
-                room is None or self._added(shown, [*told, *own]) <= room
-            ):
-                taken.append(i)
-        return [new[i] for i in sorted(taken)]
 
-    def _older_turns(self, dialogue: list[BaseMessage], room: int) -> list[BaseMessage]:
-        """Return as many whole turns before the newest one as fit, without a gap."""
-        starts = _turns(dialogue)
-        first = last = starts[-1] if starts else 0
-        for start in reversed(starts[:-1]):
+        def fits(own: list[Record]) -> bool:
+            alone = most is None or self._added(shown, own) <= most
+            return alone and (room is None or self._added(shown, [*told, *own]) <= room)
+
+        return notes.fitting_records(new, fits)
+
+    def _older_turns(self, dialogue: list[BaseMessage], end: int, room: int) -> list[BaseMessage]:
+        """Return as many whole turns before the position `end` as fit, without a gap."""
+        first = end
+        for start in reversed([start for start in _turns(dialogue) if start < end]):
             room -= sum(count_tokens(dialogue[start:first], self.counter))
             if room < 0:
                 break
             first = start
-        return dialogue[first:last]
+        return dialogue[first:end]
 
 
 def _turns(dialogue: list[BaseMessage]) -> list[int]:
@@ -230,9 +231,9 @@ class ComposedMemory(Memory):
         *secondary: Memories that recall, the most important first: memories, LangChain retrievers, or a `Source` of one
             for a limit of tokens or time.
         max_tokens: Budget of what `load` returns, as `token_counter` counts; None for no limit. Over it, records of the
-            last secondary are left out first; the primary's older turns get what the records leave. System messages,
-            summary and newest turn of the primary are never cut here: its preprocessor does that. The memories'
-            own `max_tokens` apply first.
+            last secondary are left out first, and the primary's turns that do not fit into half of what its system
+            messages and summary leave; these three, and its newest turn, are never cut here: its preprocessor does
+            that. The memories' own `max_tokens` apply first.
         position: `"before_input"`: the note is a human message at the end, just before the new input, so that all
             before it stays the same for a provider's prompt cache. `"system"`: it goes into the system message that the
             primary begins with, or into one of its own if there is none.

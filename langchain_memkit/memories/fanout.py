@@ -27,7 +27,7 @@ LOAD_ERROR = "memkit_load_error"
 """Name of the callback event that reports a memory that could not be loaded."""
 
 REMARK = "memkit_remark"
-"""Name of the callback event that reports what a memory left out; sent only in a dry run."""
+"""Name of the callback event that reports what a memory left out (in a dry run), or what did not fit (in any run)."""
 
 OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError], None]
 """Policy for a memory that cannot be loaded; a callable is called with the error."""

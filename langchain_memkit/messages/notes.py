@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -246,6 +247,29 @@ def compose_notes(loaded: Sequence[Record], shown: Sequence[BaseMessage] = ()) -
     """Compose one note from the records that the `shown` rest of the prompt does not hold; None if there are none."""
     kept = new_records(loaded, shown)
     return note_message(kept) if kept else None
+
+
+def fitting_records(records: Sequence[Record], fits: Callable[[list[Record]], bool]) -> list[Record]:
+    """Choose the records that fit together, and return them in their order; none is shortened.
+
+    The user's preferences are taken first, then the best record of each memory, then the second best, and so on.
+
+    Example:
+        >>> records = [Record("Tea."), Record("A long list of teas."), Record("Rum.")]
+        >>> chosen = fitting_records(records, lambda some: sum(len(record.text) for record in some) < 10)
+        >>> [record.text for record in chosen]
+        ['Tea.', 'Rum.']
+    """
+    numbers, taken = Counter[str](), list[int]()
+    order: list[tuple[bool, int, int]] = []
+    for i, record in enumerate(records):
+        order.append((record.memory != PREFERENCES, numbers[record.memory] if record.rank is None else record.rank, i))
+        numbers[record.memory] += 1
+    for *_, i in sorted(order):
+        # All of them are tried together: records may share a heading, so their costs do not add up.
+        if fits([records[j] for j in sorted([*taken, i])]):
+            taken.append(i)
+    return [records[i] for i in sorted(taken)]
 
 
 def insert_note(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from itertools import pairwise, takewhile
 from typing import Annotated, Any, NotRequired, Self, TypedDict
 from uuid import UUID, uuid4
@@ -45,7 +44,6 @@ from langchain_memkit.messages.trimming import (
     whole_tool_groups,
     with_turn_ids,
 )
-from langchain_memkit.preprocessors.budget import Budget
 from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
 from langchain_memkit.runnables.trace import TurnRecorder, recorder_of
@@ -644,12 +642,8 @@ class AgentTurns:
         if run.loaded is None:
             view = run.view._replace(messages=past)
             run.loaded = await prompt.load(run.session.memories, view, own, inside)
-        kept, note = await prompt.compose(context, run.loaded, past, inside)
-        chain = prompt.preprocessor
-        budget: Budget | None = getattr(getattr(chain, "first", chain), "budget", None)
-        if budget is not None:
-            fit = partial(budget.fit_run, own, [*summary, *context.notes], context.scale)
-            own = await budget.counting(fit)
+        kept, asked, note = await prompt.compose(context, run.loaded, past, inside, in_run=True)
+        own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.
         last = len(kept)
         if kept and own and isinstance(own[0], RESULTS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
@@ -14,7 +14,8 @@ from langchain_memkit import base
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages import trimming
+from langchain_memkit.messages.notes import fitting_records, is_note, note_message, records_of
 from langchain_memkit.messages.tokens import (
     approximate_tokens,
     count_tokens,
@@ -25,6 +26,7 @@ from langchain_memkit.messages.tokens import (
 from langchain_memkit.messages.trimming import Size, find_cut_point, is_summary
 
 T = TypeVar("T")
+Messages: TypeAlias = Sequence[BaseMessage]
 
 EVENT = "memkit_context"
 
@@ -85,38 +87,91 @@ class Budget:
         """Make a step of a function that counts tokens; async, a custom counter runs in a thread: it may do I/O."""
         return cpu_bound(function, long=not (self.counts_messages or self.counter is approximate_tokens))
 
-    def room(self, config: RunnableConfig | None, given: Sequence[BaseMessage], follows: Sequence[BaseMessage]) -> int:
+    def usable(self, scale: float = 1.0) -> int:
+        """Return the tokens for everything but the answer and the schemas of tools; `scale` is the share to use."""
+        return int((self.max_tokens - self.reserved) * scale)
+
+    def room(
+        self, config: RunnableConfig | None, given: Messages, follows: Messages, notes: Messages = ()
+    ) -> tuple[int, int]:
         """Return the tokens left for what a preprocessor is given, beside notes and the new input that follows it.
 
-        They are negative if these alone are too long.
+        They are negative if these alone are too long. The second number tells how many tokens more there are for what
+        must be kept: those that were set aside for notes (the turn's, and the given `notes`), and those of a run's
+        tool calls whose results the model has seen.
         """
         context = turn_context(config)
-        if context is None:
-            return self.max_tokens - self.reserved
         context.used = True
-        room = int((self.max_tokens - self.reserved) * context.scale)
+        room = self.usable(context.scale)
         if self.counts_messages:  # "the last two messages" means two of the history: the new input does not count
-            return room
-        # Notes from memories share the budget. Those that are among the given messages are counted with them.
-        beside = [note for note in context.notes if not any(note is m for m in given)]
-        return room - self.tokens([*beside, *follows])
+            return room, 0
+        lead = input_length(follows)
+        last = max([lead, *trimming.group_starts(follows)[-1:]])
+        room -= self.tokens(follows[:lead])
+        beside = list({note.id: note for note in (*context.notes, *notes)}.values())
+        spare = self.room_for_notes(beside, room, given, in_run=lead < len(follows)) + self.tokens(follows[lead:last])
+        return room - spare - self.tokens(follows[last:]), spare
 
-    def fit_run(self, own: list[BaseMessage], beside: Sequence[BaseMessage], scale: float) -> list[BaseMessage]:
+    def room_for_notes(self, notes: Messages, room: int, dialogue: Messages, *, in_run: bool) -> int:
+        """Return how many of the tokens that the new input leaves are set aside for notes.
+
+        The dialogue keeps half of what its system messages and summary leave, or its newest turn if that is longer and
+        fits. In an agent's run the calls of tools are part of the dialogue, and no older turn must stay beside them.
+        """
+        if not notes:
+            return 0
+        lead = trimming.leading_system_count(dialogue)
+        free = max(room - self.tokens(dialogue[:lead]), 0)
+        starts = [] if in_run else trimming.turn_starts(dialogue[lead:])
+        newest = self.tokens(dialogue[lead + starts[-1] :]) if starts else 0
+        return min(self.tokens(notes), free - max(free // 2, newest if newest <= free else 0))
+
+    def fit_note(
+        self, note: BaseMessage | None, shown: Messages, scale: float, remarks: list[str]
+    ) -> BaseMessage | None:
+        """Return a note with those of its records that fit beside the `shown` messages; None if it has none.
+
+        `remarks` receives a line that tells how many were left out.
+        """
+        if note is None or self.counts_messages:
+            return note
+        left = self.usable(scale) - self.tokens(shown)
+        if self.tokens([note]) <= left:
+            return note
+        records = records_of(note)
+        kept = fitting_records(records, lambda some: self.tokens([note_message(some)]) <= left)
+        number = len(records) - len(kept)
+        remarks.append(f"{number:,} of {len(records):,} recalled records do not fit into the budget and are left out")
+        return note_message(kept) if kept else None
+
+    def fit_run(self, own: list[BaseMessage], past: Messages, notes: Messages, scale: float) -> list[BaseMessage]:
         """Trim an agent's run to `scale` of the budget: drop the oldest tool groups of its loop, not its input."""
-        lead = next((i for i, m in enumerate(own) if isinstance(m, AIMessage)), len(own))
+        lead = input_length(own)
         if self.counts_messages or lead == len(own):
             return own
         size = token_sizes(own, self.counter)
-        room = int((self.max_tokens - self.reserved) * scale) - sum(map(size, range(lead))) - self.tokens(beside)
+        room = self.usable(scale) - sum(map(size, range(lead)))
+        room -= self.room_for_notes(notes, room, past, in_run=True) + self.tokens(past)
         start, task, _ = find_cut_point(own, size, room, lead=lead)
         return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
 
     def window(self, config: RunnableConfig | None) -> Window:
         """Return the part of the history to read: the newest rows that fill the budget."""
-        room = max(self.room(config, (), new_input(config, ())), 0)
+        room = max(self.room(config, (), new_input(config, ()))[0], 0)
         if self.counts_messages:
             return Window(max_messages=room)
         return Window(max_tokens=room, counter=self.counter)
+
+
+def budgets_of(preprocessor: object) -> list[Budget]:
+    """Return the budgets of a preprocessor: of each step of a sequence that has one, none for a foreign one."""
+    steps = getattr(preprocessor, "steps", [preprocessor])
+    return [step.budget for step in steps if isinstance(getattr(step, "budget", None), Budget)]
+
+
+def input_length(messages: Sequence[BaseMessage]) -> int:
+    """Return the number of messages before the first answer: a run's input, which its loop of tool calls follows."""
+    return next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
 
 
 def new_input(config: RunnableConfig | None, given: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -126,18 +181,16 @@ def new_input(config: RunnableConfig | None, given: Sequence[BaseMessage]) -> li
     and tool results are what must be kept.
     """
     context = turn_context(config)
-    if context is None:
-        return []
     dialogue = (m for m in reversed(given) if not (isinstance(m, SystemMessage) or is_summary(m) or is_note(m)))
     last = next(dialogue, None)
     is_past = last is None or any(m is last or (last.id and m.id == last.id) for m in reversed(context.past))
     return list(context.asked) if is_past else []
 
 
-def turn_context(config: RunnableConfig | None) -> TurnContext | None:
-    """Return the turn's context from the config; None if the preprocessor is piped by hand."""
+def turn_context(config: RunnableConfig | None) -> TurnContext:
+    """Return the turn's context from the config; an empty one if the preprocessor is piped by hand."""
     context = ((config or {}).get("configurable") or {}).get(CONTEXT)
-    return context if isinstance(context, TurnContext) else None
+    return context if isinstance(context, TurnContext) else TurnContext()
 
 
 @dataclass(slots=True)
@@ -148,6 +201,8 @@ class ContextReport:
     budget: Budget
     room: int  # tokens of the budget that were left for the history
     given: list[BaseMessage]
+    recalled: Messages  # notes that stood among the given messages
+    spare: int  # tokens more that there are for what must be kept
     kept: Sequence[BaseMessage] = ()  # the messages that it returned
     summarized: int = 0  # messages that the summary covers, including those of earlier turns
     covered: Sequence[BaseMessage] = ()  # those of `given` that the summary covers

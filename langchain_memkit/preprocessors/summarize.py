@@ -168,6 +168,10 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
             return report.given
         if not talk.complete:
             report.notes.append("summaries cannot be read")
+        if report.spare:  # notes share what the summary leaves
+            shown = [*talk.head(), *talk.body]
+            measure = partial(self.budget.room, config, shown, follows, report.recalled)
+            report.room, report.spare = await self.budget.counting(measure)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         talk = await self._compacted(talk, report.room, asked, report.notes, config)
         report.covered, report.summarized = talk.covered, talk.reach

@@ -11,10 +11,10 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._sync import adrive, drive, event
-from langchain_memkit.base import TokenCounter, TokenCounterLike, Window, check_one_of
+from langchain_memkit.base import CONTEXT, TokenCounter, TokenCounterLike, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages import trimming
-from langchain_memkit.messages.trimming import Kinds, MessageType
+from langchain_memkit.messages.trimming import Kinds, MessageType, is_note, is_summary, leading_system_count
 from langchain_memkit.preprocessors.budget import (
     EVENT,
     Budget,
@@ -74,19 +74,38 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return await self._acall_with_config(lambda value, config: adrive(self._applied(value, config)), input, config)
 
     async def _applied(self, value: object, config: RunnableConfig) -> list[BaseMessage]:
-        messages = as_messages(value)
+        messages, budget = as_messages(value), self.budget
         follows = [] if isinstance(value, PromptValue) else new_input(config, messages)  # nothing follows a prompt
-        room = await self.budget.counting(lambda: self.budget.room(config, messages, follows))
-        report = ContextReport(str(self.name), self.budget, room, messages)
+        # Notes are no dialogue. They are searched for in the newest messages only, since the list may be long.
+        newest = range(max(len(messages) - 500, 0), len(messages))
+        places = [] if budget.counts_messages else [i for i in newest if is_note(messages[i])]
+        notes = [messages[i] for i in places]
+        given = [m for i, m in enumerate(messages) if i not in places] if places else messages
+        room, spare = await budget.counting(lambda: budget.room(config, given, follows, notes))
+        report = ContextReport(str(self.name), budget, room, given, notes, spare)
         view = await self._view(report, follows, config)
-        report.kept = await self.budget.counting(lambda: self.trim(view, room, follows))
-        if (context := turn_context(config)) is not None:
-            context.reports[report.preprocessor] = report
+
+        def fit() -> list[BaseMessage]:
+            kept = self.trim(view, report.room, follows, report.spare)
+            scale = context.scale
+            for place, note in zip(places, notes, strict=True):  # back, with those of their records that fit
+                before = {id(m) for m in messages[:place]}
+                after = max((i for i, m in enumerate(kept, 1) if id(m) in before), default=leading_system_count(kept))
+                fitting = budget.fit_note(note, [*kept, *follows], scale, report.notes)
+                kept = [*kept[:after], *([fitting] if fitting else ()), *kept[after:]]
+            return kept
+
+        context = turn_context(config)
+        report.kept = await budget.counting(fit)
+        if report.summarized and not any(map(is_summary, report.kept)):
+            report.notes.append("the summary does not fit and is left out")
+        context.reports[report.preprocessor] = report
         callbacks: Any = config.get("callbacks")
         handlers = getattr(callbacks, "handlers", callbacks) or ()
         # Building the event costs more than trimming, and the recorder of a turn's trace finds the report itself.
-        if any(context is None or not getattr(handler, "finds_reports", False) for handler in handlers):
-            await event(config, EVENT, await self.budget.counting(report.event))
+        in_turn = CONTEXT in (config.get("configurable") or {})
+        if any(not (in_turn and getattr(handler, "finds_reports", False)) for handler in handlers):
+            await event(config, EVENT, await budget.counting(report.event))
         return list(report.kept)
 
     async def _view(
@@ -96,25 +115,26 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return report.given
 
     def trim(
-        self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = ()
+        self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = (), spare: int = 0
     ) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         `follows` is what will come after them: a new question (then none of `messages` must be kept) or tool results
-        (then their calls must be kept).
+        (then their calls must be kept). What must be kept may use `spare` tokens more, which notes and an agent's run
+        then have to give up.
         """
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
         if not answers:
-            return self._trim(messages, room, asked=asked)
+            return self._trim(messages, room, spare, asked=asked)
         # Trim together with the tool results, which keeps their calls, then take the results off again.
-        kept = self._trim([*messages, *answers], room + self.budget.tokens(answers), asked=asked)
+        kept = self._trim([*messages, *answers], room + self.budget.tokens(answers), spare, asked=asked)
         end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
-    def _trim(self, messages: Sequence[BaseMessage], room: int, *, asked: bool) -> list[BaseMessage]:
+    def _trim(self, messages: Sequence[BaseMessage], room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
         size = token_sizes(messages, self.budget.counter)
-        lead = trimming.leading_system_count(messages) if self._include_system else 0
+        lead = leading_system_count(messages) if self._include_system else 0
         fixed = sum(map(size, range(lead)))
         start, task, fits = trimming.find_cut_point(messages, size, room - fixed, lead=lead, start_on=self._start_on)
         if asked and start >= len(messages):
@@ -122,14 +142,17 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
         whole = trimming.whole_tool_groups(kept)
         if self._start_on is not None and len(whole) < len(kept):  # the message to start on may have been dropped
-            return self._trim(whole, room, asked=asked)
-        return whole if fits else self._overflow(whole, lead, room, asked=asked)
+            return self._trim(whole, room, spare, asked=asked)
+        return whole if fits else self._overflow(whole, lead, room + spare, asked=asked)
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
         """Handle messages that must be kept but do not fit, as `on_overflow` says."""
         total = self.budget.tokens(kept)
         if total > room and asked:
             kept = kept[:lead]
+            total = self.budget.tokens(kept)
+        if total > room:
+            kept = [m for i, m in enumerate(kept) if i >= lead or not is_summary(m)]
             total = self.budget.tokens(kept)
         if total > room and self._on_overflow == "raise":
             msg = (

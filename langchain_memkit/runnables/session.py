@@ -36,6 +36,7 @@ from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, repor
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.trimming import is_user_message
+from langchain_memkit.preprocessors.budget import budgets_of
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -286,18 +287,35 @@ class PromptBuilder:
         return loaded
 
     async def compose(
-        self, context: TurnContext, loaded: Sequence[Record], past: list[BaseMessage], config: RunnableConfig
-    ) -> tuple[list[BaseMessage], BaseMessage | None]:
-        """Preprocess the past; return it with the note of those records that neither it nor the new input contains."""
-        asked = context.asked
+        self,
+        context: TurnContext,
+        loaded: Sequence[Record],
+        past: list[BaseMessage],
+        config: RunnableConfig,
+        *,
+        in_run: bool = False,
+    ) -> tuple[list[BaseMessage], list[BaseMessage], BaseMessage | None]:
+        """Preprocess the past; return it with the new input and a note of the records that neither of them contains.
+
+        Records that do not fit are left out. `in_run` says that the input is an agent's run so far, which may be cut.
+        """
+        asked, budgets, remarks = [*context.asked], budgets_of(self.preprocessor), list[str]()
         if (chain := self.preprocessor) is not None:
-            # Reserve room for the largest possible note: which records repeat the past is known only once that is cut.
+            # The preprocessor sets room aside for the largest possible note: which records repeat the past is known
+            # only once that is cut.
             most = compose_notes(loaded, asked)
             context.notes = [] if most is None else [most]
             past = await Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
-        note = compose_notes(loaded, [*past, *asked])
+        for budget in budgets if in_run else ():
+            asked = await budget.counting(partial(budget.fit_run, asked, past, context.notes, context.scale))
+        note: BaseMessage | None = compose_notes(loaded, [*past, *asked])
+        for budget in budgets if note is not None else ():
+            fit = partial(budget.fit_note, note, [*past, *asked], context.scale, remarks)
+            note = await budget.counting(fit)
+        for remark in remarks:
+            await event(config, REMARK, {"message": remark})
         context.notes = [] if note is None else [note]
-        return past, note
+        return past, asked, note
 
     async def shrink(self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError) -> None:
         """Scale the budget down for one retry after a context overflow, or raise the model's error."""

@@ -304,11 +304,12 @@ def test_scores_are_plain(histories: Any) -> None:
 
 def test_over_budget(histories: Any) -> None:
     """If what has to be shown does not fit, the explanation says by how much."""
-    memory = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk. " * 30})
     fits = create_history_preprocessor(lambda prompt: "Talk of the weather.", max_tokens=120)
-    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[memory])
-    seen = explain_turn(chat, "Who wrote The Skeleton Songs?", S1)
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[BOOKS])
+    seen = explain_turn(chat, "Who wrote The Skeleton Songs? " * 20, S1)
     assert seen.max_tokens is not None
     over = sum(seen.tokens.values()) - seen.max_tokens
     assert over > 0
     assert f"{over:,} more than the budget: what has to be shown does not fit" in seen.notes
+    assert seen.tokens["notes"] == 0
+    assert "1 of 1 recalled records do not fit into the budget and are left out" in seen.notes

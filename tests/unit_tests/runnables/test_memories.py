@@ -247,17 +247,20 @@ def test_overflow_is_tried_again_with_the_note() -> None:
     assert len(memory.told) == 1
 
 
-def test_note_that_is_over_the_budget_says_so() -> None:
-    """With `on_overflow="raise"`, a note that leaves no room is the error that any new input would be."""
+def test_note_that_is_over_the_budget_is_left_out() -> None:
+    """A record that does not fit is not shown, and is no error: only what must be shown is, with `"raise"`."""
+    model = FakeChatModel()
     chat = create_runnable_with_message_history(
-        FakeChatModel(),
+        model,
         SQLiteChatMessageHistory.factory(":memory:"),
         preprocessor=create_trim_preprocessor(max_tokens=50, on_overflow="raise"),
         memories=[Notes("word " * 300)],
     )
     chat.get_session_history("s1", "u1").add_user_message("hi")
+    chat.invoke("Hello.", U1)
+    assert [m.text for m in model.calls[0]] == ["hi", "Hello."]
     with pytest.raises(ContextTooLargeError):
-        chat.invoke("Hello.", U1)
+        chat.invoke("Hello. " * 60, U1)
 
 
 def test_explain_turn_shows_notes() -> None:
