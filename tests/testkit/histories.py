@@ -12,6 +12,7 @@ from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.histories import ChatMessageHistoryContract
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange, text_of_each
+from langchain_memkit.testing.sessions import SessionListContract
 
 HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, ("s1",)]
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
@@ -38,7 +39,7 @@ def _check_newest(got: HistoryMessages, everything: HistoryMessages, least: int,
     assert begin == 0 or everything.turns[begin - 1].seq != everything.turns[begin].seq
 
 
-class HistoryCases(ChatMessageHistoryContract):
+class HistoryCases(SessionListContract, ChatMessageHistoryContract):
     """The contract, and these cases; the fixture is the contract's."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)

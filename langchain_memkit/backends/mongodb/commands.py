@@ -48,6 +48,7 @@ DUPLICATE_KEY = 11000
 LEAST = 0.05  # seconds before a deadline in which no new try begins, because the driver would overrun it
 BATCH = 500  # documents in one command
 MAX_AUTO_INDEX = 100_000  # documents of a collection that is indexed without being asked
+LISTING = "memkit_by_time"  # the index that is only for lists and searches
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 
 
@@ -235,6 +236,30 @@ class Runner(StoreBackend, Generic[S]):
         """Return the documents that match a filter; the options are those of the driver's `find`."""
         return await self.read(lambda c: c.find(query, fields, **options).to_list())
 
+    async def by_index(
+        self, query: BsonDict, keys: list[tuple[str, int]], fields: object, limit: int, patience: float | None = None
+    ) -> list[BsonDict]:
+        """Return documents in the order of an index, which is built if it is missing and the collection is not large.
+
+        Raises:
+            ConfigurationError: The index is missing, and is not built without being asked.
+        """
+        for built in (False, True):
+            try:
+                return await self.read(
+                    lambda c: c.find(query, fields, sort=keys, hint=keys, limit=limit).to_list(), patience
+                )
+            except HistoryReadError as error:
+                if "hint" not in str(error):
+                    raise
+                if built:
+                    lacks = f"collection {'.'.join(self.settings.names)} lacks the index {LISTING}"
+                    msg = f"{lacks}, for pages of sessions and searches: run {self.setup_call} once"
+                    raise ConfigurationError(msg) from error
+            with self.reading():
+                await self.ensure(again=True)
+        raise AssertionError
+
     async def aggregate(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
         await self.read(lambda c: c.database.command("ping"))
@@ -341,11 +366,12 @@ class Runner(StoreBackend, Generic[S]):
         build = bool(missing) and (settings.create_index or forced)
         if build and not forced:
             count = await self.command(lambda c: c.estimated_document_count(), settings.timeout)
-            if count > MAX_AUTO_INDEX:
+            missing = [model for model in missing if count <= MAX_AUTO_INDEX or model.document["name"] != LISTING]
+            if missing and count > MAX_AUTO_INDEX:
                 why = f"holds {count:,} documents and lacks the indexes {names}"
                 msg = f"{collection} {why}. Building them takes a while: run {self.setup_call} once."
                 raise ConfigurationError(msg)
-        if build:
+        if build and missing:
             try:
                 await self.command(lambda c: c.create_indexes(missing), None)
             except driver.OperationFailure as error:

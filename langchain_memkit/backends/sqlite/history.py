@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
 from langchain_memkit.base import (
+    ListPosition,
     Now,
     SessionHead,
     SessionInfo,
@@ -31,6 +32,7 @@ from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
 from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
+from langchain_memkit.stores.sessions import SessionDetails, described, json_item, newest_sessions, page_of
 
 T = TypeVar("T")
 
@@ -45,6 +47,22 @@ LOST = (  # the newest position between two others that has message ids but no r
     " ORDER BY seq DESC LIMIT 1) AS known"
     f" WHERE NOT EXISTS (SELECT 1 FROM turns WHERE {HERE} AND turns.seq = known.seq)"
 )
+
+DATED = "julianday(created_at) IS NOT NULL"
+EARLIER = (  # a condition on turns that stand after a place in a list that is sorted by time, newest first
+    " AND created_at <= :at AND (created_at < :at OR session_id > :after)"
+)
+EARLIER_TURN = (
+    " AND created_at <= :at AND (created_at < :at OR session_id > :after OR (session_id = :after AND seq < :seq))"
+)
+
+
+def _given(place: ListPosition | None) -> dict[str, object]:
+    """Return the parameters of these conditions; a turn whose first message is not reached yet is read again."""
+    if place is None:
+        return {}
+    at = place.at.isoformat() if place.at else ""
+    return {"at": at, "after": place.session_id, "seq": place.seq + min(place.message, 1)}
 
 
 def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite3.Row]:
@@ -168,6 +186,112 @@ class SQLiteTurnStore(Transactions, TurnStore):
         rows = await self._select(query, user=user_id)
         return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
 
+    async def session_page(
+        self,
+        user_id: str,
+        limit: int | None,
+        before: ListPosition | None,
+        where: Mapping[str, Any],
+        *,
+        hidden: bool = False,
+    ) -> list[SessionInfo]:
+        """Return a page of the user's sessions with titles and previews, most recently used first."""
+        shown = f"kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE}"
+
+        async def walk(place: ListPosition | None, done: set[str], count: int) -> list[tuple[datetime | None, str]]:
+            query = (
+                f"SELECT created_at, session_id FROM turns WHERE user_id = :user AND {DATED}"
+                " AND session_id NOT IN (SELECT value FROM json_each(:done))"
+                f"{EARLIER if place else ''} ORDER BY created_at DESC, session_id LIMIT :count"
+            )
+            rows = await self._select(query, user=user_id, done=json.dumps([*done]), count=count, **_given(place))
+            return [(iso_date_of(at), name) for at, name in rows]
+
+        async def describe(names: list[str] | None) -> list[SessionInfo]:
+            return await self._described(user_id, shown, names)
+
+        if limit is not None and not where:
+            return await newest_sessions(limit, before, walk, describe)
+        names: list[str] | None = None
+        if where:
+            query = "SELECT session_id FROM session_details WHERE user_id = :user AND instr(metadata, :item)"
+            item = json_item(*next(iter(where.items())))
+            names = [name for (name,) in await self._select(query, user=user_id, item=item)]
+        return page_of(await describe(names), limit, before, where)
+
+    async def _described(self, user_id: str, shown: str, names: list[str] | None) -> list[SessionInfo]:
+        these = "" if names is None else "AND session_id IN (SELECT value FROM json_each(:names))"
+        # of a session's turns, only those that are looked for are read: the question, the first, the last
+        row = f"SELECT rowid FROM turns AS t WHERE t.user_id = :user AND t.session_id = turns.session_id AND {shown}"
+        asked = f"""{row} AND instr(messages, '"role": "human"') ORDER BY t.seq LIMIT 1"""
+        query = (
+            "SELECT session_id, COUNT(*) AS turns, MIN(created_at) AS first,"
+            f" MAX(created_at) FILTER (WHERE {DATED}) AS last,"
+            f" COALESCE(({asked}), ({row} ORDER BY t.seq LIMIT 1)) AS question,"
+            f" ({row} ORDER BY t.seq DESC LIMIT 1) AS answer"
+            f" FROM turns WHERE user_id = :user {these} AND {shown} GROUP BY session_id"
+        )
+        given = {"user": user_id, "names": json.dumps(names), "now": self._now().timestamp()}
+        with self._reading() as connection:
+            found = connection.execute(query, given).fetchall()
+            rows = json.dumps([row[end] for row in found for end in ("question", "answer")])
+            query = "SELECT rowid, * FROM turns WHERE rowid IN (SELECT value FROM json_each(:rows)) AND user_id = :user"
+            turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "rows": rows})}
+            query = f"SELECT * FROM session_details WHERE user_id = :user {these} AND {LIVE}"
+            kept = {row["session_id"]: row for row in connection.execute(query, given)}
+        return [
+            described(
+                SessionInfo(row["session_id"], row["turns"], iso_date_of(row["first"]), iso_date_of(row["last"])),
+                [turns[row["question"]]],
+                turns[row["answer"]],
+                SessionDetails(*map(kept[name].__getitem__, SessionDetails._fields)) if name in kept else None,
+            )
+            for row in found
+            for name in [row["session_id"]]
+        ]
+
+    async def update_session(self, scope: SessionScope, title: str | None, metadata: str | None) -> bool:
+        """Store title and metadata of a session in one transaction; return False if it holds no turns."""
+        last = (
+            f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC LIMIT 1"
+        )
+        query = "SELECT * FROM session_details WHERE user_id = ? AND session_id = ?"
+
+        def write(connection: sqlite3.Connection) -> bool:
+            turn = connection.execute(last, self._parameters(scope)).fetchone()
+            if turn is None:
+                return False
+            old = connection.execute(query, scope).fetchone()
+            kept = old if old and old["epoch"] == turn["epoch"] else {"title": "", "metadata": "{}"}
+            new = [kept["title"] if title is None else title, kept["metadata"] if metadata is None else metadata]
+            connection.execute("REPLACE INTO session_details VALUES (?, ?, ?, ?, ?, ?)", [*scope, *turn, *new])
+            return True
+
+        return await self._write(write)
+
+    async def find_turns(
+        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
+    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+        """Return turns that may hold the words, newest first, and where to continue; None at the end."""
+        query = (
+            f"SELECT * FROM turns WHERE user_id = :user AND kind = 'turn' AND NOT is_deleted AND {LIVE} AND {DATED}"
+            f"{EARLIER_TURN if after else ''} ORDER BY created_at DESC, session_id, seq DESC"
+        )
+        given = {"user": user_id, "now": self._now().timestamp(), **_given(after)}
+        folded = [word.casefold() for word in words]
+        found: list[tuple[str, Turn]] = []
+        with self._reading() as connection:
+            for row in connection.execute(query, given):
+                text = str(row["messages"]).casefold()  # not decoded: most rows do not hold the words
+                if all(word in text for word in folded):
+                    scope = SessionScope(user_id, row["session_id"])
+                    check_owner([row], scope)
+                    found.append((scope.session_id, self._turn(row)))
+                    if len(found) == limit:
+                        turn = found[-1][1]
+                        return found, ListPosition(turn.created_at, scope.session_id, turn.seq)
+        return found, None
+
     async def owners(self) -> list[str]:
         """Return every user id that has turns."""
         rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
@@ -288,6 +412,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         connection.execute(f"DELETE FROM turns WHERE expires_at <= :now AND {here}", parameters)
         some = "SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100"
         connection.execute(f"DELETE FROM turns WHERE rowid IN ({some})", parameters)
+        connection.execute("DELETE FROM session_details WHERE expires_at <= :now", parameters)
 
     def _void(self, connection: sqlite3.Connection, scope: SessionScope, kind: Kind) -> int:
         """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
@@ -297,6 +422,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
         # (see `may_append`).
         self._insert(connection, scope, history_rows.tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        connection.execute(f"DELETE FROM session_details WHERE {HERE}", self._parameters(scope))
         others = f"FROM turns WHERE {HERE} AND seq <> :seq"
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()
