@@ -45,6 +45,7 @@ from langchain_memkit.messages.trimming import cut_tail, is_user_message
 from langchain_memkit.stores import sessions
 from langchain_memkit.stores.backend import StoreBackend
 from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, prepare_batch
+from langchain_memkit.stores.sessions import SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -231,37 +232,24 @@ class TurnStore(StoreBackend, ABC):
             The sessions, most recently used first.
         """
 
-    async def session_page(
-        self,
-        user_id: str,
-        limit: int | None,
-        before: ListPosition | None,
-        where: Mapping[str, Any],
-        *,
-        hidden: bool = False,
-    ) -> list[SessionInfo]:
+    async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """List a page of the sessions of a user, with titles and previews.
 
         By default all are read and a page is cut out of them, whose titles are read from their turns. Override it if
-        users have many sessions, or `update_session` is kept.
+        users have many sessions, or `update_session` is kept: `page_by_time` does the rest for an index by time.
 
         Args:
-            user_id: The user; an empty string for the unowned sessions.
-            limit: The greatest number of sessions; None for all.
-            before: Where the page before ended; None for the first page.
-            where: Only sessions with these values in their metadata.
-            hidden: Whether soft-deleted turns count as well.
+            asked: Which sessions.
 
         Returns:
-            The sessions, most recently used first (`page_of`, `described`); by default without titles if all are read.
+            The sessions, most recently used first; by default without titles if there is no limit.
         """
-        page = sessions.page_of(await self.sessions(user_id, hidden=hidden), limit, before, where)
-        return page if limit is None else [await self._with_texts(user_id, info) for info in page]
-
-    async def _with_texts(self, user_id: str, info: SessionInfo) -> SessionInfo:
-        scope = SessionScope(user_id, info.session_id)
-        last = (await self.page_back(scope, None, FIRST_TURNS, PageLimit(0))).turns
-        return sessions.described(info, await self.first_turns(scope), next(iter(last), None))
+        page = sessions.page_of(await self.sessions(asked.user_id, hidden=asked.hidden), asked)
+        for i, info in enumerate(page if asked.limit is not None else ()):
+            scope = SessionScope(asked.user_id, info.session_id)
+            last = (await self.page_back(scope, None, FIRST_TURNS, PageLimit(0))).turns
+            page[i] = sessions.describe_session(info, await self.first_turns(scope), next(iter(last), None))
+        return page
 
     async def first_turns(self, scope: SessionScope) -> list[Turn]:
         """Read the first turns of a session that are shown, oldest first; none if there are none."""
@@ -1007,7 +995,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             >>> [session.title for session in histories.list_sessions("u1", limit=2, before=page[-1].cursor)]
             ['Hello from s1.']
         """
-        return self._store.run(self._page(user_id, limit, before, where, hidden))
+        return self._store.run(self._store.session_page(_asked(user_id, limit, before, where, hidden)))
 
     async def alist_sessions(
         self,
@@ -1019,7 +1007,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         hidden: bool = False,
     ) -> list[SessionInfo]:
         """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
-        return await self._store.arun(self._page(user_id, limit, before, where, hidden))
+        return await self._store.arun(self._store.session_page(_asked(user_id, limit, before, where, hidden)))
 
     def update_session(
         self,
@@ -1161,13 +1149,6 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     # -- flows
 
-    async def _page(
-        self, user_id: str | None, limit: int | None, before: str | None, where: Mapping[str, Any] | None, hidden: bool
-    ) -> list[SessionInfo]:
-        most = limit if limit is None else check_size(limit, "limit", 1)
-        wanted = sessions.check_where(where)
-        return await self._store.session_page(_owner(user_id), most, ListPosition.read(before), wanted, hidden=hidden)
-
     async def _update(
         self, session_id: str, user_id: str | None, title: str | None, metadata: Mapping[str, Any] | None
     ) -> None:
@@ -1185,7 +1166,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         if turns:
             answer = await model_call(llm, prompt, internal_call("memkit_title", "title"), None)
             nothing = SessionInfo(session_id, 0, None, None)
-            title = sessions.title_in(answer_text(answer)) or sessions.described(nothing, turns, None).title
+            title = sessions.title_in(answer_text(answer)) or sessions.describe_session(nothing, turns, None).title
         ids = session_id, user_id
         await Step(lambda: self.update_session(*ids, title=title), lambda: self.aupdate_session(*ids, title=title))
         return title
@@ -1200,6 +1181,13 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             if after is None:
                 break
         return found[:most]
+
+
+def _asked(
+    user_id: str | None, limit: int | None, before: str | None, where: Mapping[str, Any] | None, hidden: bool
+) -> SessionQuery:
+    most, place = limit if limit is None else check_size(limit, "limit", 1), ListPosition.read(before)
+    return SessionQuery(_owner(user_id), most, place, sessions.check_where(where), hidden)
 
 
 def _with(listed: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:

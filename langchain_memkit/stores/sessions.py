@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
+from langchain_memkit._unicode import IS_DENSE
 from langchain_memkit.base import FoundMessage, ListPosition, SessionInfo, Turn, check_text
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import escaped, message_text, printable, role_of
 from langchain_memkit.messages.trimming import is_user_message
-from langchain_memkit.ranking.tokenize import IS_DENSE
+
+Walk: TypeAlias = Callable[[ListPosition | None, list[str], int], Awaitable[list[tuple[datetime, str]]]]
+Describe: TypeAlias = Callable[[list[str] | None], Awaitable[list[SessionInfo]]]
 
 MAX_TITLE = 1000  # bytes
 MAX_METADATA = 16_384  # bytes of JSON
@@ -29,6 +34,29 @@ TITLE_INSTRUCTION = (
     "Write a title for this conversation, in its language: three to six words that say what it is about, "
     "without quotation marks. Answer with the title only."
 )
+
+
+class SessionQuery(NamedTuple):
+    """What `list_sessions` is asked for.
+
+    Attributes:
+        user_id: The user; an empty string for the unowned sessions.
+        limit: The greatest number of sessions; None for all.
+        before: Where the page before ended; None for the first page.
+        where: Only sessions with these values in their metadata.
+        hidden: Whether soft-deleted turns count as well.
+    """
+
+    user_id: str
+    limit: int | None = None
+    before: ListPosition | None = None
+    where: Mapping[str, Any] = MappingProxyType({})
+    hidden: bool = False
+
+    @property
+    def item(self) -> str:
+        """The first of the wanted values as it stands in metadata that has it; empty if none is wanted."""
+        return next(itertools.starmap(json_item, self.where.items()), "")
 
 
 class SessionDetails(NamedTuple):
@@ -45,7 +73,7 @@ def beginning(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
-def described(
+def describe_session(
     info: SessionInfo, first: Iterable[Turn], last: Turn | None, details: SessionDetails | None = None
 ) -> SessionInfo:
     """Add title, metadata and preview to a session.
@@ -63,8 +91,16 @@ def described(
     question = next(filter(is_user_message, said), said[0] if said else None)
     answer = next((m.text for m in reversed(last.messages if last else ()) if m.text.strip()), "")
     kept = details if details and last and details.epoch == last.epoch else SessionDetails()
-    title = kept.title or beginning(question.text if question else "", TITLED)
-    return replace(info, title=title, metadata=json.loads(kept.metadata), preview=beginning(answer, PREVIEWED))
+    title = str(kept.title) or beginning(question.text if question else "", TITLED)
+    return replace(info, title=title, metadata=_metadata_in(kept.metadata), preview=beginning(answer, PREVIEWED))
+
+
+def _metadata_in(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}  # damaged metadata hides no session
 
 
 # -- arguments
@@ -105,64 +141,58 @@ def json_item(key: str, value: object) -> str:
     return json.dumps({key: value}, ensure_ascii=False)[1:-1]
 
 
-def page_of(
-    sessions: Iterable[SessionInfo], limit: int | None, before: ListPosition | None, where: Mapping[str, Any]
-) -> list[SessionInfo]:
+def page_of(sessions: Iterable[SessionInfo], asked: SessionQuery) -> list[SessionInfo]:
     """Sort all sessions of a user, and return a page of those that match: most recently used first, undated last."""
 
     def order(at: datetime | None, session_id: str) -> tuple[float, str]:
         return -at.timestamp() if at else math.inf, session_id
 
-    items = {json_item(*item) for item in where.items()}
-    found = [s for s in sessions if items <= {json_item(*item) for item in s.metadata.items()}]
+    items = set(itertools.starmap(json_item, asked.where.items()))
+    found = [s for s in sessions if items <= set(itertools.starmap(json_item, s.metadata.items()))]
     found.sort(key=lambda s: order(s.updated_at, s.session_id))
-    if before:
-        found = [s for s in found if order(s.updated_at, s.session_id) > order(before.at, before.session_id)]
-    return found[:limit]
+    if asked.before:
+        found = [s for s in found if order(s.updated_at, s.session_id) > order(*asked.before[:2])]
+    return found[: asked.limit]
 
 
-async def newest_sessions(
-    limit: int,
-    before: ListPosition | None,
-    walk: Callable[[ListPosition | None, set[str], int], Awaitable[list[tuple[datetime | None, str]]]],
-    describe: Callable[[list[str]], Awaitable[list[SessionInfo]]],
-) -> list[SessionInfo]:
-    """Collect a page of sessions from an index of turns by time: a session stands where its newest shown turn does.
+async def page_by_time(asked: SessionQuery, walk: Walk, describe: Describe) -> list[SessionInfo]:
+    """Read a page of sessions by an index of turns by time: a session stands where its newest shown turn does.
 
     Args:
-        limit: The greatest number of sessions.
-        before: Where the page before ended.
-        walk: Reads dates and sessions of a number of turns from a place on, newest first, leaving out some sessions.
-        describe: Reads sessions by their ids; those that show nothing are missing.
+        asked: Which sessions.
+        walk: Reads date and session of so many turns from a place on, newest first, leaving out some sessions. Turns
+            at the same time and before may be among them.
+        describe: Reads sessions by their ids, all those that may match for None. What shows nothing is missing.
 
     Returns:
         The sessions, most recently used first.
     """
+    if asked.limit is None or asked.where:
+        return page_of(await describe(None), asked)
     page: dict[str, SessionInfo] = {}
     done: set[str] = set()
-    count, place = limit, before
-    while len(page) < limit:
-        rows = await walk(place, done, count)
-        looked = len(rows)
-        wanted: dict[str, None] = {}
-        for i, (_, name) in enumerate(rows):
-            if name not in wanted and len(wanted) == limit - len(page):  # the page is full before
-                rows = rows[:i]
-                break
-            wanted[name] = None
-        infos = {info.session_id: info for info in (await describe([*wanted]) if wanted else ())}
-        for at, name in rows:
+    place, count = asked.before, 4 * asked.limit
+    while len(page) < asked.limit:
+        looked_at = await walk(place, [*done], count)
+        rows = [(at, name) for at, name in looked_at if not place or at != place.at or name > place.session_id]
+        missing = asked.limit - len(page)
+        first_seen = {name: i for i, (_, name) in reversed([*enumerate(rows)])}
+        starts = sorted(first_seen.values())[missing + missing // 4 :]  # of sessions that are probably not needed
+        used = starts[0] if starts else len(rows)
+        names = list(dict.fromkeys(name for _, name in rows[:used]))
+        infos = {info.session_id: info for info in (await describe(names) if names else ())}
+        for at, name in rows[:used]:
             info = infos.get(name)
             # One that was used after this turn stood on an earlier page. One whose turn here is hidden comes later.
-            if info is None or (info.updated_at and at and info.updated_at > at):
+            if info is None or info.updated_at is None or info.updated_at > at:
                 done.add(name)
             elif info.updated_at == at:
                 page[name] = info
                 done.add(name)
-        if looked < count and looked == len(rows):
+        if used == len(rows) and len(looked_at) < count:
             break
-        place, count = ListPosition(*rows[-1]), min(4 * count, MAX_WALK)
-    return list(page.values())
+        place, count = (ListPosition(*rows[used - 1]), min(4 * count, MAX_WALK)) if rows else (place, 4 * count)
+    return list(page.values())[: asked.limit]
 
 
 # -- search

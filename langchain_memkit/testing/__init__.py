@@ -2,7 +2,7 @@
 
 To test a history of your own, subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if it has only
 LangChain's methods) and give it a `make_history` fixture; pytest runs every case in both call styles.
-`SessionListContract` tests titles, pages of sessions and the search of a `TurnStore` that has them, with the same fixture.
+`SessionListContract` tests lists of sessions, their titles and the search, with the same fixture.
 `KeyValueStoreContract` does the same for key-value stores and `VectorStoreContract` for vector stores with memkit's own
 interface, with a `make_store` fixture, and `MemoryContract` for memories, with `make_memory`.
 """

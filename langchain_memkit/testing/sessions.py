@@ -38,7 +38,7 @@ class SessionListContract(BothStyles):
             time.sleep(0.002)
             call(histories(name, user), "append_turn", exchange(f"about {name}"))
 
-    def pages(self, histories: Any, call: Call, verb: str, *args: object, **options: object) -> list[Any]:
+    def pages(self, histories: Any, call: Call, verb: str, *args: object, **options: Any) -> list[Any]:
         """Return all items, page by page, with the cursor as a web page would send it."""
         found: list[Any] = []
         page = call(histories, verb, *args, **options)

@@ -262,8 +262,16 @@ class Runner(StoreBackend, Generic[S]):
 
     async def aggregate(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
-        await self.read(lambda c: c.database.command("ping"))
+        await self.ping()
+        return await self.rows(pipeline)
+
+    async def rows(self, pipeline: list[BsonDict]) -> list[BsonDict]:
+        """Run an aggregation on a server that has just answered."""
         return await self.read(lambda c: rows_of(c.aggregate(pipeline)), self.settings.save_timeout)
+
+    async def ping(self) -> None:
+        """Ask the server for an answer, which a dead one fails to give soon, before a read that may take long."""
+        await self.read(lambda c: c.database.command("ping"))
 
     async def committed(self, query: BsonDict, fields: list[str] | None, deadline: float) -> list[BsonDict] | None:
         """Return the matching documents once a majority has all that the primary has; None if the deadline passes."""

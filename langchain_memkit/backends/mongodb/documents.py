@@ -18,10 +18,13 @@ from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, SessionScope, TurnRow
+from langchain_memkit.stores.sessions import SessionQuery
 
 Kind = Literal["turn", "clear", "purge"]
 NO_TURNS = ["clear", "purge", "void", "opening"]
 """Kinds of documents without messages: clear and purge markers, voided turns, and a user's opening document."""
+APART = ["clear", "session"]
+"""Kinds of documents that a list of sessions needs beside the turns: tombstones, and titles with metadata."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """Filter that leaves out soft-deleted documents."""
 FIELDS = (
@@ -119,55 +122,56 @@ def contentless(kind: str, op: str, head: SessionHead) -> list[BsonDict]:
     return [{"$set": {"createdAt": "$$NOW", **literal, "expiresAt": IN_TWO_HOURS}}]
 
 
-def turns_of_sessions(user_id: str, names: list[str] | None, now: datetime, hidden: bool) -> list[BsonDict]:
-    """Build the pipeline that counts the turns of sessions and finds the `_id`s of their questions and last turns.
+def turns_of_sessions(asked: SessionQuery, names: list[str] | None, now: datetime) -> list[BsonDict]:
+    """Build the pipeline that counts the turns of sessions and finds the `_id`s of the first question and last turn.
 
-    Rows are grouped by session, `base` and `kind`: those below the highest base are void, also before they are erased.
+    Rows are grouped by session, `base` and `kind`: turns below the highest base are void, also before they are erased.
     """
-    turn: BsonDict = {"kind": {"$nin": NO_TURNS}, "expiresAt": {"$not": {"$lte": now}}, **({} if hidden else SHOWN)}
-    which: BsonDict = {} if names is None else {"session_id": {"$in": names}}
-    match = {**turns_filter(user_id, seq={"$gte": DETAILS, "$lte": MOST}), **which}
-    match["$or"] = [turn, {"kind": {"$in": ["clear", "session"]}}]
-    place = {"seq": "$seq", "id": "$_id"}
+    turn: BsonDict = {"kind": {"$nin": NO_TURNS}, "expiresAt": {"$not": {"$lte": now}}}
+    match = turns_filter(asked.user_id, seq={"$gte": DETAILS, "$lte": MOST})
+    match["$or"] = [turn | ({} if asked.hidden else SHOWN), {"kind": {"$in": APART}}]
+    match |= {} if names is None else {"session_id": {"$in": names}}
     roles = {"$cond": [{"$isArray": "$messages.role"}, "$messages.role", []]}
+    place = {"seq": "$seq", "id": "$_id"}
     found = {
         "turns": {"$sum": 1},
         "created": {"$min": "$createdAt"},
         "updated": {"$max": "$createdAt"},
-        "asked": {"$min": {"$cond": [{"$in": ["human", roles]}, place, None]}},
-        "first": {"$min": place},
+        "first": {"$min": {"answer": {"$not": [{"$in": ["human", roles]}]}, **place}},
         "last": {"$max": place},
         "details": {"$max": {"title": "$title", "metadata": "$metadata", "epoch": "$epoch"}},
     }
-    kind = {"$cond": [{"$in": ["$kind", ["clear", "session"]]}, "$kind", "turn"]}
+    kind = {"$cond": [{"$in": ["$kind", APART]}, "$kind", "turn"]}
     group = {"_id": {"session": "$session_id", "base": "$base", "kind": kind}, **found}
     return [{"$match": match}, {"$group": group}]
 
 
-def after(place: ListPosition | None) -> BsonDict:
-    """Return the conditions on dated turns that stand after a place in the order of `BY_TIME`."""
+def ends_of(user_id: str, ids: list[object]) -> list[BsonDict]:
+    """Build the pipeline that reads turns, with the first question (else message) and the last message."""
+    messages = {"$cond": [{"$isArray": "$messages"}, "$messages", []]}
+    asked = {"$filter": {"input": messages, "cond": {"$eq": ["$$this.role", "human"]}}}
+    said = {"$filter": {"input": messages, "cond": {"$ne": ["$$this.content", ""]}}}
+    shown = {"$concatArrays": [{"$slice": [{"$concatArrays": [asked, messages]}, 1]}, {"$slice": [said, -1]}]}
+    match = {**scope_filter(user_id), "_id": {"$in": ids}}
+    return [{"$match": match}, {"$project": {"seq": 1, "epoch": 1, "v": 1, "messages": shown}}]
+
+
+def until(place: ListPosition | None) -> BsonDict:
+    """Return the condition on the dates of turns that come after a place in the order of `BY_TIME`."""
+    return {"$lte": place.at or datetime(1970, 1, 1, tzinfo=UTC)} if place else {"$type": "date"}
+
+
+def later(place: ListPosition | None) -> list[BsonDict]:
+    """Return the further conditions; a turn whose first message was not returned yet is read again."""
     if place is None:
-        return {"createdAt": {"$type": "date"}}
-    at = place.at or datetime(1970, 1, 1, tzinfo=UTC)
-    # a turn whose first message is not reached yet is read again
+        return []
     here = {"session_id": {"$eq": place.session_id}, "seq": {"$lt": place.seq + min(place.message, 1)}}
-    later = [{"createdAt": {"$lt": at}}, {"session_id": {"$gt": place.session_id}}, here]
-    return {"createdAt": {"$lte": at}, "$and": [{"$or": later}]}
+    return [{"$or": [{"createdAt": {"$lt": place.at}}, {"session_id": {"$gt": place.session_id}}, here]}]
 
 
 def date_of(value: object) -> datetime | None:
     """Return a stored date; None for anything else."""
     return value if isinstance(value, datetime) else None
-
-
-def ends_of(user_id: str, ids: list[object]) -> list[BsonDict]:
-    """Build the pipeline that reads turns, of their messages only the first question and the last text."""
-    messages = {"$cond": [{"$isArray": "$messages"}, "$messages", []]}
-    asked = {"$filter": {"input": messages, "cond": {"$eq": ["$$this.role", "human"]}}}
-    said = {"$filter": {"input": messages, "cond": {"$ne": ["$$this.content", ""]}}}
-    shown = {"$concatArrays": [{"$slice": [messages, 1]}, {"$slice": [asked, 1]}, {"$slice": [said, -1]}]}
-    match = {**scope_filter(user_id), "_id": {"$in": ids}}
-    return [{"$match": match}, {"$project": {"seq": 1, "epoch": 1, "v": 1, "messages": shown}}]
 
 
 def voided(epoch: int) -> list[BsonDict]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -27,14 +28,7 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
-from langchain_memkit.stores.sessions import (
-    SessionDetails,
-    described,
-    json_item,
-    newest_sessions,
-    page_of,
-    word_pattern,
-)
+from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time, word_pattern
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -383,48 +377,35 @@ class MongoTurnStore(Runner[Settings], TurnStore):
                 merged[rows.session_id] = replace(ours, turns=ours.turns + rows.turns, created_at=rows.created_at)
         return newest_first(merged.values())
 
-    async def session_page(
-        self,
-        user_id: str,
-        limit: int | None,
-        before: ListPosition | None,
-        where: Mapping[str, Any],
-        *,
-        hidden: bool = False,
-    ) -> list[SessionInfo]:
+    async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
-        if self.layout == "qa":
-            return await super().session_page(user_id, limit, before, where, hidden=hidden)
-        mixed = not user_id and await self._mixed()
+        if self.layout != "turns" or await self._mixed(asked.user_id):
+            return await super().session_page(asked)
+        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
-        async def walk(place: ListPosition | None, done: set[str], count: int) -> list[tuple[datetime | None, str]]:
-            query = turns_filter(user_id, **docs.after(place)) | {"session_id": {"$type": "string", "$nin": [*done]}}
-            rows = await self.by_index(query, docs.BY_TIME, {"_id": 0, "createdAt": 1, "session_id": 1}, count)
-            return [(docs.date_of(row["createdAt"]), row["session_id"]) for row in rows]
-
-        async def describe(names: list[str] | None) -> list[SessionInfo]:
-            return await self._described(user_id, names, hidden)
-
-        if limit is not None and not (where or mixed or self.layout == "langchain"):
-            return await newest_sessions(limit, before, walk, describe)
-        names: list[str] | None = None
-        if where:
-            # A text is looked for in a text, so nothing of the caller's is an operator; `page_of` compares exactly.
-            item = {"$indexOfCP": ["$metadata", {"$literal": json_item(*next(iter(where.items())))}]}
-            query = turns_filter(user_id, seq={"$eq": docs.DETAILS}, metadata={"$type": "string"})
-            names = [row["session_id"] for row in await self.find(query | {"$expr": {"$gte": [item, 0]}})]
-        found = await describe(names)
-        return page_of(await self._with_legacy(found) if mixed else found, limit, before, where)
-
-    async def _mixed(self) -> bool:
-        """Whether the collection holds rows of langchain-mongodb, which are nobody's."""
-        return bool(await self.find(self._legacy_sessions(), ["_id"], limit=1))
+    async def _mixed(self, user_id: str) -> bool:
+        """Whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
+        return not user_id and bool(await self.find(self._legacy_sessions(), ["_id"], limit=1))
 
     def _legacy_sessions(self) -> BsonDict:
         return {**legacy_filter(*self.settings.legacy_keys), self.settings.legacy_keys[0]: {"$type": "string"}}
 
-    async def _described(self, user_id: str, names: list[str] | None, hidden: bool) -> list[SessionInfo]:
-        rows = await self.aggregate(docs.turns_of_sessions(user_id, names, self.settings.now(), hidden))
+    async def _walk(
+        self, user_id: str, place: ListPosition | None, done: list[str], count: int
+    ) -> list[tuple[datetime, str]]:
+        query = turns_filter(user_id, createdAt=docs.until(place)) | {"session_id": {"$nin": done}}
+        rows = await self.by_index(query, docs.BY_TIME, {"_id": 0, "createdAt": 1, "session_id": 1}, count)
+        return [(at, str(row["session_id"])) for row in rows if isinstance(at := row["createdAt"], datetime)]
+
+    async def _described(self, asked: SessionQuery, names: list[str] | None) -> list[SessionInfo]:
+        if asked.where:
+            # A text is looked for in a text, so nothing of the caller's is an operator; `page_of` compares exactly.
+            item = {"$expr": {"$gte": [{"$indexOfCP": ["$metadata", {"$literal": asked.item}]}, 0]}}
+            query = turns_filter(asked.user_id, seq={"$eq": docs.DETAILS}, metadata={"$type": "string"})
+            names = [row["session_id"] for row in await self.find(query | item)]
+        if names is None:
+            await self.ping()
+        rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now()))
         found: dict[str, BsonDict] = {}
         details: dict[str, SessionDetails] = {}
         for row in sorted(rows, key=lambda r: (docs.position(r["_id"].get("base")), r["_id"]["kind"] != "clear")):
@@ -436,49 +417,29 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             elif isinstance(name, str):
                 found[name] = row
         ends: dict[object, Turn] = {}
-        ids = [row[end]["id"] for row in found.values() for end in ("first", "asked", "last") if row[end]]
+        ids = [row[end]["id"] for row in found.values() for end in ("first", "last")]
         for some in range(0, len(ids), MANY):
-            for document in await self._rows(docs.ends_of(user_id, ids[some : some + MANY])):
+            for document in await self.rows(docs.ends_of(asked.user_id, ids[some : some + MANY])):
                 ends[document["_id"]] = history_rows.read_turn(document, None)
         listed: list[SessionInfo] = []
         for name, row in found.items():
             info = SessionInfo(name, row["turns"], docs.date_of(row["created"]), docs.date_of(row["updated"]))
-            first, last = (ends.get((row[end] or row["first"])["id"]) for end in ("asked", "last"))
-            listed.append(described(info, [first] if first else [], last, details.get(name)))
+            first, last = (ends.get(row[end]["id"]) for end in ("first", "last"))
+            listed.append(describe_session(info, [first] if first else [], last, details.get(name)))
         return listed
-
-    async def _rows(self, pipeline: list[BsonDict]) -> list[BsonDict]:
-        return await self.read(lambda c: commands.rows_of(c.aggregate(pipeline)), self.settings.save_timeout)
-
-    async def _with_legacy(self, listed: list[SessionInfo]) -> list[SessionInfo]:
-        """Add langchain-mongodb's rows to the sessions: they come before the session's turns."""
-        key, history_key = self.settings.legacy_keys
-        row = {"_id": "$_id", history_key: f"${history_key}"}
-        ends = {"n": {"$sum": 1}, "first": {"$min": row}, "last": {"$max": row}}
-        found = {session.session_id: session for session in listed}
-        for group in await self.aggregate(
-            [{"$match": self._legacy_sessions()}, {"$group": {"_id": f"${key}", **ends}}]
-        ):
-            first, last = (docs.legacy_turn(group[end], history_key, None) for end in ("first", "last"))
-            rows = SessionInfo(group["_id"], group["n"], first.created_at, last.created_at)
-            ours, rows = found.get(rows.session_id), described(rows, [first], last)
-            if ours is not None:
-                rows = replace(ours, turns=rows.turns + ours.turns, created_at=rows.created_at, title=rows.title)
-            found[rows.session_id] = rows
-        return [*found.values()]
 
     async def find_turns(
         self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
     ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
-        if self.layout != "turns" or (not user_id and await self._mixed()):
+        if self.layout != "turns" or await self._mixed(user_id):
             return await super().find_turns(user_id, words, after, limit)
         # The words hold no signs, so they are no patterns of the caller's.
         patterns = [{"$regex": word_pattern(word), "$options": "i"} for word in words]
         said = [{"$or": [{"messages.content": each}, {"messages.content.text": each}]} for each in patterns]
-        query = turns_filter(user_id, kind={"$nin": NO_TURNS}, **docs.after(after))
-        query |= {**SHOWN, "session_id": {"$type": "string"}, "$and": [*said, *query.pop("$and", [])]}
-        await self.read(lambda c: c.database.command("ping"))  # a dead server fails soon, a long search may take longer
+        query = turns_filter(user_id, kind={"$nin": NO_TURNS}, createdAt=docs.until(after))
+        query |= {**SHOWN, "session_id": {"$type": "string"}, "$and": [*said, *docs.later(after)]}
+        await self.ping()
         documents = await self.by_index(query, docs.BY_TIME, None, limit, self.settings.save_timeout)
         heads = {d["session_id"]: EMPTY for d in documents}
         for name in heads:  # turns before a tombstone are void, also if they are not erased yet
@@ -489,7 +450,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         if len(documents) < limit:
             return turns, None
         last = documents[-1]
-        return turns, ListPosition(docs.date_of(last["createdAt"]), last["session_id"], docs.position(last["seq"]))
+        return turns, ListPosition(last["createdAt"], last["session_id"], docs.position(last["seq"]))
 
     async def grouped(self, match: BsonDict, key: str, date: str) -> list[SessionInfo]:
         """Count the matching documents by a field, with the first and last date; an `_id` holds its date."""
@@ -521,7 +482,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def update_session(self, scope: SessionScope, title: str | None, metadata: str | None) -> bool:
         """Store title and metadata of a session in a document of its own; return False if it holds no turns."""
-        if self.layout != "turns" or (not scope.user_id and await self._mixed()):
+        if self.layout != "turns" or await self._mixed(scope.user_id):
             return await super().update_session(scope, title, metadata)
         await self.ensure()
         turn = await self._last_turn(scope)

@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
 from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
-from langchain_memkit.stores.sessions import SessionDetails, described, json_item, newest_sessions, page_of
+from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time
 
 T = TypeVar("T")
 
@@ -49,20 +49,15 @@ LOST = (  # the newest position between two others that has message ids but no r
 )
 
 DATED = "julianday(created_at) IS NOT NULL"
-EARLIER = (  # a condition on turns that stand after a place in a list that is sorted by time, newest first
-    " AND created_at <= :at AND (created_at < :at OR session_id > :after)"
-)
-EARLIER_TURN = (
-    " AND created_at <= :at AND (created_at < :at OR session_id > :after OR (session_id = :after AND seq < :seq))"
+START = {"after": "", "seq": 0}
+LATER = (  # a condition on turns that come after a place in a list by time, newest first
+    "(created_at < :at OR session_id > :after OR (session_id = :after AND seq < :seq))"
 )
 
 
-def _given(place: ListPosition | None) -> dict[str, object]:
-    """Return the parameters of these conditions; a turn whose first message is not reached yet is read again."""
-    if place is None:
-        return {}
-    at = place.at.isoformat() if place.at else ""
-    return {"at": at, "after": place.session_id, "seq": place.seq + min(place.message, 1)}
+def _at(place: ListPosition | None) -> str:
+    """Return the time of a place as it is stored; of no place, one after all others."""
+    return place.at.isoformat() if place and place.at else "" if place else ":"
 
 
 def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite3.Row]:
@@ -186,68 +181,51 @@ class SQLiteTurnStore(Transactions, TurnStore):
         rows = await self._select(query, user=user_id)
         return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
 
-    async def session_page(
-        self,
-        user_id: str,
-        limit: int | None,
-        before: ListPosition | None,
-        where: Mapping[str, Any],
-        *,
-        hidden: bool = False,
-    ) -> list[SessionInfo]:
+    async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
-        shown = f"kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE}"
+        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
-        async def walk(place: ListPosition | None, done: set[str], count: int) -> list[tuple[datetime | None, str]]:
-            query = (
-                f"SELECT created_at, session_id FROM turns WHERE user_id = :user AND {DATED}"
-                " AND session_id NOT IN (SELECT value FROM json_each(:done))"
-                f"{EARLIER if place else ''} ORDER BY created_at DESC, session_id LIMIT :count"
-            )
-            rows = await self._select(query, user=user_id, done=json.dumps([*done]), count=count, **_given(place))
-            return [(iso_date_of(at), name) for at, name in rows]
-
-        async def describe(names: list[str] | None) -> list[SessionInfo]:
-            return await self._described(user_id, shown, names)
-
-        if limit is not None and not where:
-            return await newest_sessions(limit, before, walk, describe)
-        names: list[str] | None = None
-        if where:
-            query = "SELECT session_id FROM session_details WHERE user_id = :user AND instr(metadata, :item)"
-            item = json_item(*next(iter(where.items())))
-            names = [name for (name,) in await self._select(query, user=user_id, item=item)]
-        return page_of(await describe(names), limit, before, where)
-
-    async def _described(self, user_id: str, shown: str, names: list[str] | None) -> list[SessionInfo]:
-        these = "" if names is None else "AND session_id IN (SELECT value FROM json_each(:names))"
-        # of a session's turns, only those that are looked for are read: the question, the first, the last
-        row = f"SELECT rowid FROM turns AS t WHERE t.user_id = :user AND t.session_id = turns.session_id AND {shown}"
-        asked = f"""{row} AND instr(messages, '"role": "human"') ORDER BY t.seq LIMIT 1"""
+    async def _walk(
+        self, user_id: str, place: ListPosition | None, done: list[str], count: int
+    ) -> list[tuple[datetime, str]]:
         query = (
-            "SELECT session_id, COUNT(*) AS turns, MIN(created_at) AS first,"
-            f" MAX(created_at) FILTER (WHERE {DATED}) AS last,"
-            f" COALESCE(({asked}), ({row} ORDER BY t.seq LIMIT 1)) AS question,"
-            f" ({row} ORDER BY t.seq DESC LIMIT 1) AS answer"
-            f" FROM turns WHERE user_id = :user {these} AND {shown} GROUP BY session_id"
+            f"SELECT created_at, session_id FROM turns WHERE user_id = :user AND {DATED} AND created_at <= :at"
+            " AND session_id NOT IN (SELECT value FROM json_each(:done))"
+            " ORDER BY created_at DESC, session_id LIMIT :count"
         )
-        given = {"user": user_id, "names": json.dumps(names), "now": self._now().timestamp()}
+        rows = await self._select(query, user=user_id, done=json.dumps(done), count=count, at=_at(place))
+        return [(at, name) for text, name in rows if (at := iso_date_of(text))]
+
+    async def _described(self, asked: SessionQuery, names: list[str] | None) -> list[SessionInfo]:
+        these = "" if names is None else "AND session_id IN (SELECT value FROM json_each(:names))"
+        if asked.where:
+            kept = "SELECT session_id FROM session_details WHERE user_id = :user AND instr(metadata, :item)"
+            these = f"AND session_id IN ({kept})"
+        shown = f"kind = 'turn' {'' if asked.hidden else 'AND NOT is_deleted'} AND {LIVE}"
+        # Of a session's turns only two are read: the first with a question, or else the first, and the last.
+        row = f"SELECT rowid FROM turns AS t WHERE t.user_id = :user AND t.session_id = turns.session_id AND {shown}"
+        question = f"""{row} AND instr(messages, '"role": "human"') ORDER BY t.seq LIMIT 1"""
+        query = (
+            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FILTER (WHERE {DATED}),"
+            f" COALESCE(({question}), ({row} ORDER BY t.seq LIMIT 1)), ({row} ORDER BY t.seq DESC LIMIT 1)"
+            f" FROM turns WHERE user_id = :user {these} AND {shown} GROUP BY session_id"
+        ).replace("{DATED}", DATED)
+        given = {"user": asked.user_id, "names": json.dumps(names), "item": asked.item, "now": self._now().timestamp()}
         with self._reading() as connection:
             found = connection.execute(query, given).fetchall()
-            rows = json.dumps([row[end] for row in found for end in ("question", "answer")])
+            rows = json.dumps([place for row in found for place in row[4:]])
             query = "SELECT rowid, * FROM turns WHERE rowid IN (SELECT value FROM json_each(:rows)) AND user_id = :user"
             turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "rows": rows})}
-            query = f"SELECT * FROM session_details WHERE user_id = :user {these} AND {LIVE}"
-            kept = {row["session_id"]: row for row in connection.execute(query, given)}
+            query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
+            details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
         return [
-            described(
-                SessionInfo(row["session_id"], row["turns"], iso_date_of(row["first"]), iso_date_of(row["last"])),
-                [turns[row["question"]]],
-                turns[row["answer"]],
-                SessionDetails(*map(kept[name].__getitem__, SessionDetails._fields)) if name in kept else None,
+            describe_session(
+                SessionInfo(name, count, iso_date_of(begun), iso_date_of(used)),
+                [turns[first]] if first in turns else [],
+                turns.get(last),
+                details.get(name),
             )
-            for row in found
-            for name in [row["session_id"]]
+            for name, count, begun, used, first, last in found
         ]
 
     async def update_session(self, scope: SessionScope, title: str | None, metadata: str | None) -> bool:
@@ -274,10 +252,12 @@ class SQLiteTurnStore(Transactions, TurnStore):
     ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
         query = (
-            f"SELECT * FROM turns WHERE user_id = :user AND kind = 'turn' AND NOT is_deleted AND {LIVE} AND {DATED}"
-            f"{EARLIER_TURN if after else ''} ORDER BY created_at DESC, session_id, seq DESC"
+            f"SELECT * FROM turns WHERE user_id = :user AND created_at <= :at AND {LATER} AND {DATED}"
+            f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} ORDER BY created_at DESC, session_id, seq DESC"
         )
-        given = {"user": user_id, "now": self._now().timestamp(), **_given(after)}
+        given: dict[str, object] = {"user": user_id, "now": self._now().timestamp(), "at": _at(after)}
+        # a turn whose first message was not returned yet is read again
+        given |= {"after": after.session_id, "seq": after.seq + min(after.message, 1)} if after else START
         folded = [word.casefold() for word in words]
         found: list[tuple[str, Turn]] = []
         with self._reading() as connection:
