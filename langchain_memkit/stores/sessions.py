@@ -91,7 +91,7 @@ def describe_session(
     question = next(filter(is_user_message, said), said[0] if said else None)
     answer = next((m.text for m in reversed(last.messages if last else ()) if m.text.strip()), "")
     kept = details if details and last and details.epoch == last.epoch else SessionDetails()
-    title = str(kept.title) or beginning(question.text if question else "", TITLED)
+    title = str(kept.title or "") or beginning(question.text if question else "", TITLED)
     return replace(info, title=title, metadata=_metadata_in(kept.metadata), preview=beginning(answer, PREVIEWED))
 
 

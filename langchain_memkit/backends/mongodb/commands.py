@@ -45,6 +45,7 @@ TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 1160
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 NOT_ALLOWED_CODES = (13, 8000)
 DUPLICATE_KEY = 11000
+NO_SUCH_HINT = 2  # the server's error for a missing index
 LEAST = 0.05  # seconds before a deadline in which no new try begins, because the driver would overrun it
 BATCH = 500  # documents in one command
 MAX_AUTO_INDEX = 100_000  # documents of a collection that is indexed without being asked
@@ -247,10 +248,11 @@ class Runner(StoreBackend, Generic[S]):
         for built in (False, True):
             try:
                 return await self.read(
-                    lambda c: c.find(query, fields, sort=keys, hint=keys, limit=limit).to_list(), patience
+                    lambda c: c.find(query, fields, sort=keys, hint=keys, limit=limit, batch_size=limit).to_list(),
+                    patience,
                 )
             except HistoryReadError as error:
-                if "hint" not in str(error):
+                if getattr(error.__cause__, "code", None) != NO_SUCH_HINT:
                     raise
                 if built:
                     lacks = f"collection {'.'.join(self.settings.names)} lacks the index {LISTING}"
@@ -267,7 +269,7 @@ class Runner(StoreBackend, Generic[S]):
 
     async def rows(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run an aggregation on a server that has just answered."""
-        return await self.read(lambda c: rows_of(c.aggregate(pipeline)), self.settings.save_timeout)
+        return await self.read(lambda c: rows_of(c.aggregate(pipeline, batchSize=BATCH)), self.settings.save_timeout)
 
     async def ping(self) -> None:
         """Ask the server for an answer, which a dead one fails to give soon, before a read that may take long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -399,10 +400,9 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def _described(self, asked: SessionQuery, names: list[str] | None) -> list[SessionInfo]:
         if asked.where:
-            # A text is looked for in a text, so nothing of the caller's is an operator; `page_of` compares exactly.
-            item = {"$expr": {"$gte": [{"$indexOfCP": ["$metadata", {"$literal": asked.item}]}, 0]}}
-            query = turns_filter(asked.user_id, seq={"$eq": docs.DETAILS}, metadata={"$type": "string"})
-            names = [row["session_id"] for row in await self.find(query | item)]
+            # Looked for as text in text, so nothing of the caller's is an operator; `page_of` compares exactly.
+            query = turns_filter(asked.user_id, seq={"$eq": docs.DETAILS}, metadata={"$regex": re.escape(asked.item)})
+            names = [row["session_id"] for row in await self.find(query, ["session_id"])]
         if names is None:
             await self.ping()
         rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now()))

@@ -48,7 +48,7 @@ LOST = (  # the newest position between two others that has message ids but no r
     f" WHERE NOT EXISTS (SELECT 1 FROM turns WHERE {HERE} AND turns.seq = known.seq)"
 )
 
-DATED = "julianday(created_at) IS NOT NULL"
+DATED = "created_at GLOB '[0-9][0-9][0-9][0-9]-*' AND julianday(created_at) IS NOT NULL"
 START = {"after": "", "seq": 0}
 LATER = (  # a condition on turns that come after a place in a list by time, newest first
     "(created_at < :at OR session_id > :after OR (session_id = :after AND seq < :seq))"
@@ -214,7 +214,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         with self._reading() as connection:
             found = connection.execute(query, given).fetchall()
             rows = json.dumps([place for row in found for place in row[4:]])
-            query = "SELECT rowid, * FROM turns WHERE rowid IN (SELECT value FROM json_each(:rows)) AND user_id = :user"
+            # the plus sign keeps SQLite from walking all turns of the user
+            query = "SELECT rowid, * FROM turns WHERE rowid IN (SELECT value FROM json_each(:rows)) AND +user_id = :user"
             turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "rows": rows})}
             query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
             details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
