@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable, run_in_executor
 
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import is_native, overrides
-from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, internal_call, model_call
+from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, drive, internal_call, model_call
 from langchain_memkit.base import (
     FoundMessage,
     HistoryMessages,
@@ -259,20 +259,22 @@ class TurnStore(StoreBackend, ABC):
             if turns or after is None:
                 return turns
 
-    async def update_session(self, scope: SessionScope, title: str | None, metadata: str | None) -> bool:
+    async def update_session(
+        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
+    ) -> bool:
         """Store title and metadata of a session, to be gone with its turns. By default this is refused.
 
         Args:
             scope: The session.
             title: The title; empty for none, None to leave it as it is.
             metadata: JSON of a dict; None to leave it as it is.
+            epoch: The epoch of the turns that the title was made of; None for any.
 
         Returns:
-            Whether the session holds turns; if not, nothing is stored.
+            Whether the session holds turns, of that epoch and to the end; if not, nothing is stored.
 
         Raises:
             ConfigurationError: The store keeps neither.
-            StaleTurnError: The session was cleared meanwhile.
         """
         raise self._lacks("keeps no titles and metadata", "update_session")
 
@@ -831,7 +833,7 @@ class TurnHistory(BaseChatMessageHistory):
         return problems
 
     def _bind(self, session_id: str, user_id: str | None) -> None:
-        self._scope = SessionScope(_owner(user_id), check_id(session_id, "session_id"))
+        self._scope = _scope(session_id, user_id)
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
         """Return a copy of this history bound to another session, for a factory to hand out."""
@@ -852,6 +854,7 @@ class HistoryOptions(TypedDict, total=False):
 
 
 H = TypeVar("H", bound="TurnHistory")
+T = TypeVar("T")
 
 FUNCTION = "Give a function in place of the factory: lambda session_id, user_id=None: YourHistory(...)"
 
@@ -1028,8 +1031,8 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             metadata: A dict of JSON's types, at most 16,384 bytes, in place of what was stored; None leaves that.
 
         Raises:
-            ConfigurationError: The session holds no turns, an argument is wrong, or the layout keeps neither.
-            StaleTurnError: The session was cleared meanwhile, and nothing was stored.
+            ConfigurationError: The session holds no turns, or not any more, an argument is wrong, or the layout keeps
+                neither; nothing was stored.
 
         Example:
             >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -1078,7 +1081,8 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         """Find what was said in the user's sessions, by words, the newest first.
 
         There is no full-text index: the user's turns are looked through, newest first, until enough is found. The cost
-        of rare words grows with all that the user has said: see docs/histories.md for figures.
+        of rare words is that of all that the user has said: over 1,000,000 messages 5.0 s on SQLite and 3.4 s on
+        MongoDB, on two cores, and some milliseconds for frequent words.
 
         Args:
             user_id: The user; None searches the unowned sessions.
@@ -1152,24 +1156,32 @@ class HistoryFactory(ClosingMixin, Generic[H]):
     async def _update(
         self, session_id: str, user_id: str | None, title: str | None, metadata: Mapping[str, Any] | None
     ) -> None:
-        scope = SessionScope(_owner(user_id), check_id(session_id, "session_id"))
         details = sessions.check_title(title), sessions.check_metadata(metadata)
-        if details != (None, None) and not await self._store.update_session(scope, *details):
-            msg = f"session {session_id!r} holds no turns: store its title and metadata after its first turn"
+        await self._store_details(_scope(session_id, user_id), *details)
+
+    async def _store_details(
+        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
+    ) -> None:
+        if not await self._store.update_session(scope, title, metadata, epoch):
+            why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
+            msg = f"session {scope.session_id!r} {why}"
             raise ConfigurationError(msg)
 
     async def _title(self, session_id: str, llm: Runnable[Any, Any], user_id: str | None) -> str:
-        scope, store = SessionScope(_owner(user_id), check_id(session_id, "session_id")), self._store
-        turns = await Step(lambda: store.run(store.first_turns(scope)), lambda: store.arun(store.first_turns(scope)))
-        prompt = sessions.title_prompt(message for turn in turns for message in turn.messages)
-        title = ""
+        scope = _scope(session_id, user_id)
+        turns = await self._step(lambda: self._store.first_turns(scope))
+        title, epoch = "", turns[0].epoch if turns else None
         if turns:
+            prompt = sessions.title_prompt(message for turn in turns for message in turn.messages)
             answer = await model_call(llm, prompt, internal_call("memkit_title", "title"), None)
             nothing = SessionInfo(session_id, 0, None, None)
             title = sessions.title_in(answer_text(answer)) or sessions.describe_session(nothing, turns, None).title
-        ids = session_id, user_id
-        await Step(lambda: self.update_session(*ids, title=title), lambda: self.aupdate_session(*ids, title=title))
+        # The model took its time: a title of turns that were cleared meanwhile is not stored.
+        await self._step(lambda: self._store_details(scope, title, None, epoch))
         return title
+
+    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
+        return Step(lambda: self._store.run(make_flow()), lambda: self._store.arun(make_flow()))
 
     async def _search(self, user_id: str | None, text: str, limit: int, before: str | None) -> list[FoundMessage]:
         owner, words, most = _owner(user_id), sessions.words_of(text), check_size(limit, "limit", 1)
@@ -1194,6 +1206,10 @@ def _with(listed: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
     """Return the counts of a purge, including what a subclass's `clear` deleted before it."""
     cleared = {"sessions": len(listed), "turns": sum(session.turns for session in listed)}
     return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
+
+
+def _scope(session_id: str, user_id: str | None) -> SessionScope:
+    return SessionScope(_owner(user_id), check_id(session_id, "session_id"))
 
 
 def _owner(user_id: str | None) -> str:

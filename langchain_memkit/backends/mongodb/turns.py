@@ -480,13 +480,15 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
         return bool((await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))).matched_count)
 
-    async def update_session(self, scope: SessionScope, title: str | None, metadata: str | None) -> bool:
+    async def update_session(
+        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
+    ) -> bool:
         """Store title and metadata of a session in a document of its own; return False if it holds no turns."""
         if self.layout != "turns" or await self._mixed(scope.user_id):
-            return await super().update_session(scope, title, metadata)
+            return await super().update_session(scope, title, metadata, epoch)
         await self.ensure()
         turn = await self._last_turn(scope)
-        if turn is None:
+        if turn is None or epoch not in (None, turn["epoch"]):
             return False
         query, epoch = turns_filter(*scope, seq={"$eq": docs.DETAILS}), turn["epoch"]
         await self.delete_many({**query, "epoch": {"$ne": epoch}})
@@ -498,11 +500,10 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         await self.sent(lambda c: c.update_one(query, {"$set": now, "$setOnInsert": made}, upsert=True), begun=True)
         # A clear inserts its tombstone, then erases: it erased this document, or the tombstone is seen now.
         again = await self._last_turn(scope)
-        if again is None or again["epoch"] != epoch:
+        is_stored = again is not None and again["epoch"] == epoch
+        if not is_stored:
             await self.delete_many({**query, "epoch": {"$eq": epoch}}, begun=True)
-            msg = f"session {scope.session_id!r} was cleared meanwhile: nothing was stored"
-            raise StaleTurnError(msg)
-        return True
+        return is_stored
 
     async def _last_turn(self, scope: SessionScope) -> BsonDict | None:
         """Return epoch and expiry of the session's newest turn; None if it holds none."""

@@ -213,10 +213,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         given = {"user": asked.user_id, "names": json.dumps(names), "item": asked.item, "now": self._now().timestamp()}
         with self._reading() as connection:
             found = connection.execute(query, given).fetchall()
-            rows = json.dumps([place for row in found for place in row[4:]])
+            ends = json.dumps([place for row in found for place in row[4:]])
             # the plus sign keeps SQLite from walking all turns of the user
-            query = "SELECT rowid, * FROM turns WHERE rowid IN (SELECT value FROM json_each(:rows)) AND +user_id = :user"
-            turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "rows": rows})}
+            query = "SELECT rowid, * FROM turns WHERE +user_id = :user AND rowid IN (SELECT value FROM json_each(:at))"
+            turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "at": ends})}
             query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
             details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
         return [
@@ -229,7 +229,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
             for name, count, begun, used, first, last in found
         ]
 
-    async def update_session(self, scope: SessionScope, title: str | None, metadata: str | None) -> bool:
+    async def update_session(
+        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
+    ) -> bool:
         """Store title and metadata of a session in one transaction; return False if it holds no turns."""
         last = (
             f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC LIMIT 1"
@@ -238,7 +240,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
         def write(connection: sqlite3.Connection) -> bool:
             turn = connection.execute(last, self._parameters(scope)).fetchone()
-            if turn is None:
+            if turn is None or epoch not in (None, turn["epoch"]):
                 return False
             old = connection.execute(query, scope).fetchone()
             kept = old if old and old["epoch"] == turn["epoch"] else {"title": "", "metadata": "{}"}
