@@ -269,7 +269,8 @@ class Runner(StoreBackend, Generic[S]):
 
     async def rows(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run an aggregation on a server that has just answered."""
-        return await self.read(lambda c: rows_of(c.aggregate(pipeline, batchSize=BATCH)), self.settings.save_timeout)
+        options: dict[str, Any] = {"batchSize": BATCH, "allowDiskUse": True}
+        return await self.read(lambda c: rows_of(c.aggregate(pipeline, **options)), self.settings.save_timeout)
 
     async def ping(self) -> None:
         """Ask the server for an answer, which a dead one fails to give soon, before a read that may take long."""
