@@ -408,7 +408,9 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now()))
         found: dict[str, BsonDict] = {}
         details: dict[str, SessionDetails] = {}
-        for row in sorted(rows, key=lambda r: (docs.position(r["_id"].get("base")), r["_id"]["kind"] != "clear")):
+        bases = [base if isinstance(base := row["_id"].get("base"), int) else 0 for row in rows]
+        ordered = sorted(zip(bases, rows, strict=True), key=lambda pair: (pair[0], pair[1]["_id"]["kind"] != "clear"))
+        for _, row in ordered:
             name, kind = row["_id"]["session"], row["_id"]["kind"]
             if kind == "session":
                 details[name] = SessionDetails(**row["details"])
