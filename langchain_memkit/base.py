@@ -463,12 +463,80 @@ class SessionInfo:
         turns: Rows stored for it (rows of other packages included).
         created_at: Time of its first row, aware, UTC, if known.
         updated_at: Time of its last row, aware, UTC, if known.
+        title: The title that was stored, else the beginning of the first question that is shown, on one line.
+        metadata: What `update_session` stored with it.
+        preview: The beginning of the last message that is shown, on one line.
+
+    Title, metadata and preview are filled in by the histories' `list_sessions`; other lists leave them empty.
     """
 
     session_id: str
     turns: int
     created_at: datetime | None
     updated_at: datetime | None
+    title: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+    preview: str = ""
+
+    @property
+    def cursor(self) -> str:
+        """What `list_sessions(before=...)` takes to go on after this session: a text, for a web page to send back."""
+        return str(ListPosition(self.updated_at, self.session_id))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """One message in the result of `search_messages`.
+
+    Attributes:
+        session_id: The conversation.
+        seq: Position of its turn.
+        index: Its place in the turn, from 0.
+        created_at: When the turn was stored, aware, UTC.
+        message: The message.
+        excerpt: What was found, with some words before and after it, on one line.
+    """
+
+    session_id: str
+    seq: int
+    index: int
+    created_at: datetime | None
+    message: BaseMessage
+    excerpt: str
+
+    @property
+    def cursor(self) -> str:
+        """What `search_messages(before=...)` takes to go on after this message: a text, as `SessionInfo.cursor`."""
+        return str(ListPosition(self.created_at, self.session_id, self.seq, self.index))
+
+
+class ListPosition(NamedTuple):
+    """A place in a list that is sorted by time, newest first, then by session, then from the last message back."""
+
+    at: datetime | None
+    session_id: str
+    seq: int = 0
+    message: int = 0
+
+    def __str__(self) -> str:
+        """Write it as a cursor."""
+        return f"{self.at.isoformat() if self.at else '-'} {self.seq} {self.message} {self.session_id}"
+
+    @classmethod
+    def read(cls, cursor: object) -> ListPosition | None:
+        """Read a cursor that may come from anywhere; None for None."""
+        if cursor is None:
+            return None
+        try:
+            at, seq, message, session_id = check_text(cursor, "before", 2 * MAX_ID_BYTES).split(" ", 3)
+            date = None if at == "-" else datetime.fromisoformat(at)
+            place = cls(date, check_id(session_id, "session_id"), int(seq), int(message))
+            if (date is None or date.tzinfo) and 0 <= place.seq <= 2**53 and 0 <= place.message < 2**31:
+                return place
+        except (TypeError, ValueError):
+            pass
+        msg = f"before must be the `cursor` of the last item of the page before, not {describe_value(cursor)}"
+        raise ConfigurationError(msg)
 
 
 # -- checks of arguments, with errors that say what was given

@@ -9,7 +9,7 @@ from threading import local
 
 import Stemmer  # type: ignore[import-not-found]  # brings no stubs
 
-from langchain_memkit._unicode import few_marks
+from langchain_memkit._unicode import DENSE, IS_DENSE, few_marks
 
 STEMS_VERSION = 3  # stored with a record's words, so that a later version can tell which to stem again
 MAX_CHARACTERS = 100_000  # characters of a text; the rest is ignored
@@ -96,12 +96,8 @@ FORMS = frozenset(IRREGULAR).difference(IRREGULAR.values())
 # "e-mail" is read as "email mail", "co-worker" as "coworker worker".
 PREFIX = re.compile(r"-(?:(?<=\b[a-z]-)|(?<=\b(?:co|re|wi)-)|(?<=\b(?:non|pre)-))(?=([a-z]{2,}))")
 
-# Scripts written without spaces, and Korean, whose endings are attached to the word: tokenized as character bigrams.
-DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
-DENSE += "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
 # Marks within words that `\w` does not match: the scripts of India, Tibetan.
 MARKS = "\u0900-\u0963\u0966-\u0dff\u0f71-\u0f87"
-IS_DENSE = re.compile(f"[{DENSE}]")
 LETTER = rf"(?:[^\W_{DENSE}]|[{MARKS}])"
 TOKEN = re.compile(rf"[{DENSE}]+|\d+(?:[.,:]\d+)+|{LETTER}+(?:['\u2019]{LETTER}+)*(?:\+\+|#)?")
 ASCII_TOKEN = re.compile(r"\d+(?:[.,:]\d+)+|[a-z0-9]+(?:'[a-z0-9]+)*(?:\+\+|#)?")  # TOKEN for ASCII, but faster

@@ -26,6 +26,7 @@ from langchain_memkit.stores.history_rows import (
     until_limit,
 )
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue
+from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time, page_of
 
 __all__ = [
     "EMPTY",
@@ -40,6 +41,8 @@ __all__ = [
     "Page",
     "PageLimit",
     "ReadVersion",
+    "SessionDetails",
+    "SessionQuery",
     "SessionScope",
     "Step",
     "StoreBackend",
@@ -48,10 +51,13 @@ __all__ = [
     "TurnRow",
     "TurnStore",
     "adrive",
+    "describe_session",
     "drive",
     "drive_in_thread",
     "may_append",
     "new_epoch",
+    "page_by_time",
+    "page_of",
     "plan_append",
     "read_turn",
     "stored_or_conflict",

@@ -2,6 +2,7 @@
 
 To test a history of your own, subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if it has only
 LangChain's methods) and give it a `make_history` fixture; pytest runs every case in both call styles.
+`SessionListContract` tests lists of sessions, their titles and the search, with the same fixture.
 `KeyValueStoreContract` does the same for key-value stores and `VectorStoreContract` for vector stores with memkit's own
 interface, with a `make_store` fixture, and `MemoryContract` for memories, with `make_memory`.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from langchain_memkit.testing.key_value import KeyValueStoreContract
     from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
     from langchain_memkit.testing.memories import MemoryContract
+    from langchain_memkit.testing.sessions import SessionListContract
     from langchain_memkit.testing.vectors import VectorStoreContract
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "KeyValueStoreContract",
     "LangChainHistoryContract",
     "MemoryContract",
+    "SessionListContract",
     "VectorStoreContract",
 ]
 
@@ -37,6 +40,7 @@ _LAZY = {
     "KeyValueStoreContract": f"{__name__}.key_value",
     "LangChainHistoryContract": f"{__name__}.langchain_histories",
     "MemoryContract": f"{__name__}.memories",
+    "SessionListContract": f"{__name__}.sessions",
     "VectorStoreContract": f"{__name__}.vectors",
 }
 

@@ -434,3 +434,25 @@ def test_the_benchmark_of_turns_counts_what_each_sends() -> None:
     sent = {row["memory"]: row["commands"] for row in rows if row["store"] == "mongodb"}
     assert sent["plain"] == {"find": 1.0, "insert": 1.0}
     assert sum(sent["entity"].values()) == 4
+
+
+def test_the_sessions_benchmark_has_every_row(tmp_path: Path) -> None:
+    """A quick run times two pages and three searches on each store, and counts what a page sends."""
+    file = tmp_path / "sessions.json"
+    command = [sys.executable, "-m", "benchmarks.sessions", "--quick", "--output", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(file.read_text())["rows"]
+    for store, commands in (("sqlite", 4), ("mongodb", 3)):
+        pages = [row for row in rows if row["store"] == store and row["measurement"] == "page"]
+        assert [(row["page"], row["commands"]) for row in pages] == [(1, commands), (10, commands)]
+        found = [row["found"] for row in rows if row["store"] == store and row["measurement"] == "search"]
+        assert found == [20, 5, 0]
+
+
+def test_the_committed_sessions_result_is_of_a_full_run() -> None:
+    """benchmarks/results/sessions.json is of 100,000 sessions and 1,000,000 messages, and states the bar."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "sessions.json").read_text())
+    assert result["quick"] is False
+    assert {row.get("sessions", row.get("messages")) for row in result["rows"]} == {100_000, 1_000_000}
+    assert [ratio["bar"] for ratio in result["ratios"]] == ["<= 1.3", "<= 1.3"]

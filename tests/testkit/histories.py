@@ -8,10 +8,11 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from langchain_memkit.base import HistoryMessages, Position, Window
-from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.histories import ChatMessageHistoryContract
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange, text_of_each
+from langchain_memkit.testing.sessions import SessionListContract
 
 HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, ("s1",)]
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
@@ -38,7 +39,7 @@ def _check_newest(got: HistoryMessages, everything: HistoryMessages, least: int,
     assert begin == 0 or everything.turns[begin - 1].seq != everything.turns[begin].seq
 
 
-class HistoryCases(ChatMessageHistoryContract):
+class HistoryCases(SessionListContract, ChatMessageHistoryContract):
     """The contract, and these cases; the fixture is the contract's."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)
@@ -56,6 +57,25 @@ class HistoryCases(ChatMessageHistoryContract):
         """Empty, too long, NUL and lone surrogates are a ValueError."""
         with pytest.raises(ValueError, match=name):
             make_history(**{"session_id": "s1", name: bad})
+
+    def test_wrong_arguments_of_lists(self, histories: Any, call: Call) -> None:
+        """Limits, cursors, titles and metadata are checked before anything is read or written."""
+        self.fill(histories, call, "a")
+        deep: dict[str, Any] = {"x": "y" * 20_000}
+        for verb, args, options in (
+            ("list_sessions", ["u1"], {"limit": 0}),
+            ("list_sessions", ["u1"], {"limit": 1, "before": "yesterday"}),
+            ("list_sessions", ["u1"], {"limit": 1, "before": {"$gt": ""}}),
+            ("search_messages", ["u1", "a"], {"before": "2026-01-01T00:00:00 1 0 s"}),
+            ("update_session", ["a", "u1"], {"metadata": deep}),
+            ("update_session", ["a", "u1"], {"metadata": {1: 2}}),
+            ("update_session", ["a", "u1"], {"metadata": {"x": float("nan")}}),
+            ("update_session", ["a", "u1"], {"metadata": {"x": "\ud800"}}),
+        ):
+            with pytest.raises(ConfigurationError):
+                call(histories, verb, *args, **options)
+        with pytest.raises(TypeError):
+            call(histories, "search_messages", {"$ne": None}, "a")
 
     def test_refused_value_stores_nothing(self, make_history: MakeHistory, call: Call) -> None:
         """A value that cannot come back equal is refused with its path, and the whole turn with it."""

@@ -54,7 +54,7 @@ from langchain_memkit import (
     session,
     testing,
 )
-from langchain_memkit.base import MemoryFactory, SessionInfo
+from langchain_memkit.base import FoundMessage, MemoryFactory, SessionInfo
 from langchain_memkit.classic import as_classic_memory
 from langchain_memkit.errors import HistoryWriteError, MemkitError
 from langchain_memkit.explain import ModelCall, RecalledRecord, ShownMessage, TurnTrace, aexplain_turn
@@ -102,7 +102,8 @@ def histories_of_both_kinds() -> None:
     sqlite = SQLiteChatMessageHistory.factory("chat.db", history_size=100)
     assert_type(sqlite("s1", "u1"), SQLiteChatMessageHistory)
     assert_type(sqlite("s1", "u1").messages, list[BaseMessage])
-    assert_type(sqlite.list_sessions("u1"), list[SessionInfo])
+    assert_type(sqlite.list_sessions("u1", limit=5, where={"folder": "a"}), list[SessionInfo])
+    assert_type(sqlite.search_messages("u1", "reef"), list[FoundMessage])
     with MongoDBChatMessageHistory.factory(URI, history_size=100) as mongodb:
         assert_type(mongodb("s1"), MongoDBChatMessageHistory)
         assert_type(mongodb("s1", "u1").messages, list[BaseMessage])

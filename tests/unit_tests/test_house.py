@@ -37,7 +37,7 @@ ARROWS = {
     "messages": {"base", "errors"},
     "matching": {"_unicode", "errors"},
     "ranking": {"_unicode", "base", "errors"},
-    "stores": PURE | {"ranking"},
+    "stores": PURE | {"_unicode", "ranking"},
     "preprocessors": PURE | {"stores"},
     "memories": PURE | {"matching", "preprocessors", "ranking", "stores"},
     "retrievers": PURE | {"ranking"},

@@ -45,9 +45,11 @@ TRANSIENT_CODES = {6, 7, 50, 64, 89, 91, 134, 189, 262, 9001, 10107, 11600, 1160
 TOO_LARGE_CODES = {10334, 17280, 17419, 17420}
 NOT_ALLOWED_CODES = (13, 8000)
 DUPLICATE_KEY = 11000
+NO_SUCH_HINT = 2  # the server's error for a missing index
 LEAST = 0.05  # seconds before a deadline in which no new try begins, because the driver would overrun it
 BATCH = 500  # documents in one command
 MAX_AUTO_INDEX = 100_000  # documents of a collection that is indexed without being asked
+LISTING = "memkit_by_time"  # the index that is only for lists and searches
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 
 
@@ -235,10 +237,44 @@ class Runner(StoreBackend, Generic[S]):
         """Return the documents that match a filter; the options are those of the driver's `find`."""
         return await self.read(lambda c: c.find(query, fields, **options).to_list())
 
+    async def by_index(
+        self, query: BsonDict, keys: list[tuple[str, int]], fields: object, limit: int, patience: float | None = None
+    ) -> list[BsonDict]:
+        """Return documents in the order of an index, which is built if it is missing and the collection is not large.
+
+        Raises:
+            ConfigurationError: The index is missing, and is not built without being asked.
+        """
+        for built in (False, True):
+            try:
+                return await self.read(
+                    lambda c: c.find(query, fields, sort=keys, hint=keys, limit=limit, batch_size=limit).to_list(),
+                    patience,
+                )
+            except HistoryReadError as error:
+                if getattr(error.__cause__, "code", None) != NO_SUCH_HINT:
+                    raise
+                if built:
+                    lacks = f"collection {'.'.join(self.settings.names)} lacks the index {LISTING}"
+                    msg = f"{lacks}, for pages of sessions and searches: run {self.setup_call} once"
+                    raise ConfigurationError(msg) from error
+            with self.reading():
+                await self.ensure(again=True)
+        raise AssertionError
+
     async def aggregate(self, pipeline: list[BsonDict]) -> list[BsonDict]:
         """Run an aggregation. Ours look at a whole user, so they get `save_timeout`; a dead server fails earlier."""
+        await self.ping()
+        return await self.rows(pipeline)
+
+    async def rows(self, pipeline: list[BsonDict]) -> list[BsonDict]:
+        """Run an aggregation on a server that has just answered."""
+        options: dict[str, Any] = {"batchSize": BATCH, "allowDiskUse": True}
+        return await self.read(lambda c: rows_of(c.aggregate(pipeline, **options)), self.settings.save_timeout)
+
+    async def ping(self) -> None:
+        """Ask the server for an answer, which a dead one fails to give soon, before a read that may take long."""
         await self.read(lambda c: c.database.command("ping"))
-        return await self.read(lambda c: rows_of(c.aggregate(pipeline)), self.settings.save_timeout)
 
     async def committed(self, query: BsonDict, fields: list[str] | None, deadline: float) -> list[BsonDict] | None:
         """Return the matching documents once a majority has all that the primary has; None if the deadline passes."""
@@ -341,11 +377,12 @@ class Runner(StoreBackend, Generic[S]):
         build = bool(missing) and (settings.create_index or forced)
         if build and not forced:
             count = await self.command(lambda c: c.estimated_document_count(), settings.timeout)
-            if count > MAX_AUTO_INDEX:
+            missing = [model for model in missing if count <= MAX_AUTO_INDEX or model.document["name"] != LISTING]
+            if missing and count > MAX_AUTO_INDEX:
                 why = f"holds {count:,} documents and lacks the indexes {names}"
                 msg = f"{collection} {why}. Building them takes a while: run {self.setup_call} once."
                 raise ConfigurationError(msg)
-        if build:
+        if build and missing:
             try:
                 await self.command(lambda c: c.create_indexes(missing), None)
             except driver.OperationFailure as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -12,16 +12,19 @@ from bson import Decimal128, ObjectId, Timestamp
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit.backends.mongodb.clients import BsonDict, scope_filter
-from langchain_memkit.backends.mongodb.commands import Settings
-from langchain_memkit.base import SessionHead, TokenCounter, Turn
+from langchain_memkit.backends.mongodb.commands import LISTING, Settings
+from langchain_memkit.base import ListPosition, SessionHead, TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, SessionScope, TurnRow
+from langchain_memkit.stores.sessions import SessionQuery
 
 Kind = Literal["turn", "clear", "purge"]
 NO_TURNS = ["clear", "purge", "void", "opening"]
 """Kinds of documents without messages: clear and purge markers, voided turns, and a user's opening document."""
+APART = ["clear", "session"]
+"""Kinds of documents that a list of sessions needs beside the turns: tombstones, and titles with metadata."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """Filter that leaves out soft-deleted documents."""
 FIELDS = (
@@ -30,6 +33,10 @@ FIELDS = (
 )  # fmt: skip
 OURS = {"seq": {"$exists": True}}
 """Filter for memkit's documents, which rows of langchain-mongodb do not match; the unique indexes are partial on it."""
+DETAILS = -1
+"""Position of the document with a session's title and metadata; a clear deletes it as it deletes damaged positions."""
+BY_TIME = [("user_id", 1), ("createdAt", -1), ("session_id", 1), ("seq", -1)]
+"""Keys of the index by which sessions are listed and searched; a turn needs it neither to be read nor stored."""
 OPENING = 0
 """Position of the document that opens a user's session; it is below the position of every turn."""
 IN_TWO_HOURS = {"$add": ["$$NOW", MARKER_TTL // timedelta(milliseconds=1)]}
@@ -62,6 +69,7 @@ def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[I
         IndexModel([*scope, ("messages.id", ASCENDING)], name="memkit_message_ids", **partial),
         IndexModel(scope, name="memkit_shard_key"),
         IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, name="memkit_ttl", **partial),
+        IndexModel(BY_TIME, name=LISTING, **partial),
         legacy_index(session_id_key, index_kwargs),
     ]
 
@@ -112,6 +120,58 @@ def contentless(kind: str, op: str, head: SessionHead) -> list[BsonDict]:
     fields = {"op": op, "kind": kind, "epoch": head.epoch, "base": head.base, "v": FORMAT_VERSION}
     literal = {name: {"$literal": value} for name, value in fields.items()}
     return [{"$set": {"createdAt": "$$NOW", **literal, "expiresAt": IN_TWO_HOURS}}]
+
+
+def turns_of_sessions(asked: SessionQuery, names: list[str] | None, now: datetime) -> list[BsonDict]:
+    """Build the pipeline that counts the turns of sessions and finds the `_id`s of the first question and last turn.
+
+    Rows are grouped by session, `base` and `kind`: turns below the highest base are void, also before they are erased.
+    """
+    turn: BsonDict = {"kind": {"$nin": NO_TURNS}, "expiresAt": {"$not": {"$lte": now}}}
+    match = turns_filter(asked.user_id, seq={"$gte": DETAILS, "$lte": MOST})
+    match["$or"] = [turn | ({} if asked.hidden else SHOWN), {"kind": {"$in": APART}}]
+    match |= {} if names is None else {"session_id": {"$in": names}}
+    roles = {"$cond": [{"$isArray": "$messages.role"}, "$messages.role", []]}
+    place = {"seq": "$seq", "id": "$_id"}
+    found = {
+        "turns": {"$sum": 1},
+        "created": {"$min": "$createdAt"},
+        "updated": {"$max": "$createdAt"},
+        "first": {"$min": {"answer": {"$not": [{"$in": ["human", roles]}]}, **place}},
+        "last": {"$max": place},
+        "details": {"$max": {"title": "$title", "metadata": "$metadata", "epoch": "$epoch"}},
+    }
+    kind = {"$cond": [{"$in": ["$kind", APART]}, "$kind", "turn"]}
+    group = {"_id": {"session": "$session_id", "base": "$base", "kind": kind}, **found}
+    return [{"$match": match}, {"$group": group}]
+
+
+def ends_of(user_id: str, ids: list[object]) -> list[BsonDict]:
+    """Build the pipeline that reads turns, with the first question (else message) and the last message."""
+    messages = {"$cond": [{"$isArray": "$messages"}, "$messages", []]}
+    asked = {"$filter": {"input": messages, "cond": {"$eq": ["$$this.role", "human"]}}}
+    said = {"$filter": {"input": messages, "cond": {"$ne": ["$$this.content", ""]}}}
+    shown = {"$concatArrays": [{"$slice": [{"$concatArrays": [asked, messages]}, 1]}, {"$slice": [said, -1]}]}
+    match = {**scope_filter(user_id), "_id": {"$in": ids}}
+    return [{"$match": match}, {"$project": {"seq": 1, "epoch": 1, "v": 1, "messages": shown}}]
+
+
+def until(place: ListPosition | None) -> BsonDict:
+    """Return the condition on the dates of turns that come after a place in the order of `BY_TIME`."""
+    return {"$lte": place.at or datetime(1970, 1, 1, tzinfo=UTC)} if place else {"$type": "date"}
+
+
+def later(place: ListPosition | None) -> list[BsonDict]:
+    """Return the further conditions; a turn whose first message was not returned yet is read again."""
+    if place is None:
+        return []
+    here = {"session_id": {"$eq": place.session_id}, "seq": {"$lt": place.seq + min(place.message, 1)}}
+    return [{"$or": [{"createdAt": {"$lt": place.at}}, {"session_id": {"$gt": place.session_id}}, here]}]
+
+
+def date_of(value: object) -> datetime | None:
+    """Return a stored date; None for anything else."""
+    return value if isinstance(value, datetime) else None
 
 
 def voided(epoch: int) -> list[BsonDict]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -21,15 +23,18 @@ from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict
 from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
-from langchain_memkit.base import SessionHead, SessionInfo, Turn
+from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
+from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
+from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time, word_pattern
 
 logger = logging.getLogger("langchain_memkit")
 
 MAX_SLICE = 1_000_000
+MANY = 10_000  # turns whose ends one command reads
 
 
 class LegacyPosition(NamedTuple):
@@ -368,12 +373,86 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         live |= {} if hidden else SHOWN
         merged = {s.session_id: s for s in await self.grouped(turns_filter(user_id, **live), "session_id", "createdAt")}
         if not user_id:
-            key = self.settings.legacy_keys[0]
-            match = {**legacy_filter(*self.settings.legacy_keys), key: {"$type": "string"}}
-            for rows in await self.grouped(match, key, "_id"):
+            for rows in await self.grouped(self._legacy_sessions(), self.settings.legacy_keys[0], "_id"):
                 ours = merged.get(rows.session_id, SessionInfo(rows.session_id, 0, None, rows.updated_at))
                 merged[rows.session_id] = replace(ours, turns=ours.turns + rows.turns, created_at=rows.created_at)
         return newest_first(merged.values())
+
+    async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
+        """Return a page of the user's sessions with titles and previews, most recently used first."""
+        if self.layout != "turns" or await self._mixed(asked.user_id):
+            return await super().session_page(asked)
+        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
+
+    async def _mixed(self, user_id: str) -> bool:
+        """Whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
+        return not user_id and bool(await self.find(self._legacy_sessions(), ["_id"], limit=1))
+
+    def _legacy_sessions(self) -> BsonDict:
+        return {**legacy_filter(*self.settings.legacy_keys), self.settings.legacy_keys[0]: {"$type": "string"}}
+
+    async def _walk(
+        self, user_id: str, place: ListPosition | None, done: list[str], count: int
+    ) -> list[tuple[datetime, str]]:
+        query = turns_filter(user_id, createdAt=docs.until(place)) | {"session_id": {"$nin": done}}
+        rows = await self.by_index(query, docs.BY_TIME, {"_id": 0, "createdAt": 1, "session_id": 1}, count)
+        return [(at, str(row["session_id"])) for row in rows if isinstance(at := row["createdAt"], datetime)]
+
+    async def _described(self, asked: SessionQuery, names: list[str] | None) -> list[SessionInfo]:
+        if asked.where:
+            # Looked for as text in text, so nothing of the caller's is an operator; `page_of` compares exactly.
+            query = turns_filter(asked.user_id, seq={"$eq": docs.DETAILS}, metadata={"$regex": re.escape(asked.item)})
+            names = [row["session_id"] for row in await self.find(query, ["session_id"])]
+        if names is None:
+            await self.ping()
+        rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now()))
+        found: dict[str, BsonDict] = {}
+        details: dict[str, SessionDetails] = {}
+        bases = [base if isinstance(base := row["_id"].get("base"), int) else 0 for row in rows]
+        ordered = sorted(zip(bases, rows, strict=True), key=lambda pair: (pair[0], pair[1]["_id"]["kind"] != "clear"))
+        for _, row in ordered:
+            name, kind = row["_id"]["session"], row["_id"]["kind"]
+            if kind == "session":
+                details[name] = SessionDetails(**row["details"])
+            elif kind == "clear":
+                found.pop(name, None)  # turns before a tombstone are void, also if they are not erased yet
+            elif isinstance(name, str):
+                found[name] = row
+        ends: dict[object, Turn] = {}
+        ids = [row[end]["id"] for row in found.values() for end in ("first", "last")]
+        for some in range(0, len(ids), MANY):
+            for document in await self.rows(docs.ends_of(asked.user_id, ids[some : some + MANY])):
+                ends[document["_id"]] = history_rows.read_turn(document, None)
+        listed: list[SessionInfo] = []
+        for name, row in found.items():
+            info = SessionInfo(name, row["turns"], docs.date_of(row["created"]), docs.date_of(row["updated"]))
+            first, last = (ends.get(row[end]["id"]) for end in ("first", "last"))
+            listed.append(describe_session(info, [first] if first else [], last, details.get(name)))
+        return listed
+
+    async def find_turns(
+        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
+    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+        """Return turns that may hold the words, newest first, and where to continue; None at the end."""
+        if self.layout != "turns" or await self._mixed(user_id):
+            return await super().find_turns(user_id, words, after, limit)
+        # The words hold no signs, so they are no patterns of the caller's.
+        patterns = [{"$regex": word_pattern(word), "$options": "i"} for word in words]
+        said = [{"$or": [{"messages.content": each}, {"messages.content.text": each}]} for each in patterns]
+        query = turns_filter(user_id, kind={"$nin": NO_TURNS}, createdAt=docs.until(after))
+        query |= {**SHOWN, "session_id": {"$type": "string"}, "$and": [*said, *docs.later(after)]}
+        await self.ping()
+        documents = await self.by_index(query, docs.BY_TIME, None, limit, self.settings.save_timeout)
+        heads = {d["session_id"]: EMPTY for d in documents}
+        for name in heads:  # turns before a tombstone are void, also if they are not erased yet
+            heads[name] = docs.head_of(await self.read(self.newest(SessionScope(user_id, name), "majority"))) or EMPTY
+        now, counter = self.settings.now(), self.settings.token_counter
+        live = [d for d in documents if is_live(d, heads[d["session_id"]].base, now)]
+        turns = [(d["session_id"], history_rows.read_turn(d, counter)) for d in live]
+        if len(documents) < limit:
+            return turns, None
+        last = documents[-1]
+        return turns, ListPosition(last["createdAt"], last["session_id"], docs.position(last["seq"]))
 
     async def grouped(self, match: BsonDict, key: str, date: str) -> list[SessionInfo]:
         """Count the matching documents by a field, with the first and last date; an `_id` holds its date."""
@@ -381,7 +460,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         rows = await self.aggregate([{"$match": match}, {"$group": {"_id": f"${key}", "n": {"$sum": 1}, **ends}}])
         dates = [[getattr(row[end], "generation_time", row[end]) for end in ends] for row in rows]
         known = [[each if isinstance(each, datetime) else None for each in pair] for pair in dates]
-        return [SessionInfo(row["_id"], row["n"], *pair) for row, pair in zip(rows, known, strict=True)]
+        return [SessionInfo(row["_id"], row["n"], first, last) for row, (first, last) in zip(rows, known, strict=True)]
 
     async def owners(self) -> list[str]:
         """Return all users with turns, sorted; the empty string is the unowned space, with langchain-mongodb's rows."""
@@ -402,6 +481,36 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         which = "op" if isinstance(turn, str) else "seq"
         query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
         return bool((await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))).matched_count)
+
+    async def update_session(
+        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
+    ) -> bool:
+        """Store title and metadata of a session in a document of its own; return False if it holds no turns."""
+        if self.layout != "turns" or await self._mixed(scope.user_id):
+            return await super().update_session(scope, title, metadata, epoch)
+        await self.ensure()
+        turn = await self._last_turn(scope)
+        if turn is None or epoch not in (None, turn["epoch"]):
+            return False
+        query, epoch = turns_filter(*scope, seq={"$eq": docs.DETAILS}), turn["epoch"]
+        await self.delete_many({**query, "epoch": {"$ne": epoch}})
+        kept = {"title": title, "metadata": metadata}
+        given = {name: value for name, value in kept.items() if value is not None}
+        fresh: BsonDict = {"op": "session", "kind": "session", "v": FORMAT_VERSION, "title": "", "metadata": "{}"}
+        made = {name: value for name, value in fresh.items() if name not in given}
+        now = {**given, "epoch": epoch, "expiresAt": turn.get("expiresAt")}  # no date: it stays
+        await self.sent(lambda c: c.update_one(query, {"$set": now, "$setOnInsert": made}, upsert=True), begun=True)
+        # A clear inserts its tombstone, then erases: it erased this document, or the tombstone is seen now.
+        again = await self._last_turn(scope)
+        is_stored = again is not None and again["epoch"] == epoch
+        if not is_stored:
+            await self.delete_many({**query, "epoch": {"$eq": epoch}}, begun=True)
+        return is_stored
+
+    async def _last_turn(self, scope: SessionScope) -> BsonDict | None:
+        """Return epoch and expiry of the session's newest turn; None if it holds none."""
+        document = next((d for d in await self.read(self.newest(scope)) if docs.head_of([d])), None)
+        return document if document and is_live(document, 0, self.settings.now(), hidden=True) else None
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""

@@ -117,6 +117,14 @@ MIGRATIONS = [
         UPDATE vector_counts SET stamps = stamps - old.seq + new.seq WHERE user_id = new.user_id;
     END;
     """,
+    """
+    CREATE TABLE session_details (
+        user_id TEXT NOT NULL, session_id TEXT NOT NULL, epoch INTEGER NOT NULL, expires_at REAL,
+        title TEXT NOT NULL, metadata TEXT NOT NULL, PRIMARY KEY (user_id, session_id)
+    );
+    CREATE INDEX session_details_expires ON session_details (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE INDEX turns_by_time ON turns (user_id, created_at DESC, session_id, seq DESC);
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
 from langchain_memkit.base import (
+    ListPosition,
     Now,
     SessionHead,
     SessionInfo,
@@ -31,6 +32,7 @@ from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
 from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
+from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time
 
 T = TypeVar("T")
 
@@ -45,6 +47,17 @@ LOST = (  # the newest position between two others that has message ids but no r
     " ORDER BY seq DESC LIMIT 1) AS known"
     f" WHERE NOT EXISTS (SELECT 1 FROM turns WHERE {HERE} AND turns.seq = known.seq)"
 )
+
+DATED = "created_at GLOB '[0-9][0-9][0-9][0-9]-*' AND julianday(created_at) IS NOT NULL"
+START = {"after": "", "seq": 0}
+LATER = (  # a condition on turns that come after a place in a list by time, newest first
+    "(created_at < :at OR session_id > :after OR (session_id = :after AND seq < :seq))"
+)
+
+
+def _at(place: ListPosition | None) -> str:
+    """Return the time of a place as it is stored; of no place, one after all others."""
+    return place.at.isoformat() if place and place.at else "" if place else ":"
 
 
 def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite3.Row]:
@@ -168,6 +181,100 @@ class SQLiteTurnStore(Transactions, TurnStore):
         rows = await self._select(query, user=user_id)
         return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
 
+    async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
+        """Return a page of the user's sessions with titles and previews, most recently used first."""
+        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
+
+    async def _walk(
+        self, user_id: str, place: ListPosition | None, done: list[str], count: int
+    ) -> list[tuple[datetime, str]]:
+        query = (
+            f"SELECT created_at, session_id FROM turns WHERE user_id = :user AND {DATED} AND created_at <= :at"
+            " AND session_id NOT IN (SELECT value FROM json_each(:done))"
+            " ORDER BY created_at DESC, session_id LIMIT :count"
+        )
+        rows = await self._select(query, user=user_id, done=json.dumps(done), count=count, at=_at(place))
+        return [(at, name) for text, name in rows if (at := iso_date_of(text))]
+
+    async def _described(self, asked: SessionQuery, names: list[str] | None) -> list[SessionInfo]:
+        these = "" if names is None else "AND session_id IN (SELECT value FROM json_each(:names))"
+        if asked.where:
+            kept = "SELECT session_id FROM session_details WHERE user_id = :user AND instr(metadata, :item)"
+            these = f"AND session_id IN ({kept})"
+        shown = f"kind = 'turn' {'' if asked.hidden else 'AND NOT is_deleted'} AND {LIVE}"
+        # Of a session's turns only two are read: the first with a question, or else the first, and the last.
+        row = f"SELECT rowid FROM turns AS t WHERE t.user_id = :user AND t.session_id = turns.session_id AND {shown}"
+        question = f"""{row} AND instr(messages, '"role": "human"') ORDER BY t.seq LIMIT 1"""
+        query = (
+            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FILTER (WHERE {DATED}),"
+            f" COALESCE(({question}), ({row} ORDER BY t.seq LIMIT 1)), ({row} ORDER BY t.seq DESC LIMIT 1)"
+            f" FROM turns WHERE user_id = :user {these} AND {shown} GROUP BY session_id"
+        ).replace("{DATED}", DATED)
+        given = {"user": asked.user_id, "names": json.dumps(names), "item": asked.item, "now": self._now().timestamp()}
+        with self._reading() as connection:
+            found = connection.execute(query, given).fetchall()
+            ends = json.dumps([place for row in found for place in row[4:]])
+            # the plus sign keeps SQLite from walking all turns of the user
+            query = "SELECT rowid, * FROM turns WHERE +user_id = :user AND rowid IN (SELECT value FROM json_each(:at))"
+            turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "at": ends})}
+            query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
+            details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
+        return [
+            describe_session(
+                SessionInfo(name, count, iso_date_of(begun), iso_date_of(used)),
+                [turns[first]] if first in turns else [],
+                turns.get(last),
+                details.get(name),
+            )
+            for name, count, begun, used, first, last in found
+        ]
+
+    async def update_session(
+        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
+    ) -> bool:
+        """Store title and metadata of a session in one transaction; return False if it holds no turns."""
+        last = (
+            f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC LIMIT 1"
+        )
+        query = "SELECT * FROM session_details WHERE user_id = ? AND session_id = ?"
+
+        def write(connection: sqlite3.Connection) -> bool:
+            turn = connection.execute(last, self._parameters(scope)).fetchone()
+            if turn is None or epoch not in (None, turn["epoch"]):
+                return False
+            old = connection.execute(query, scope).fetchone()
+            kept = old if old and old["epoch"] == turn["epoch"] else {"title": "", "metadata": "{}"}
+            new = [kept["title"] if title is None else title, kept["metadata"] if metadata is None else metadata]
+            connection.execute("REPLACE INTO session_details VALUES (?, ?, ?, ?, ?, ?)", [*scope, *turn, *new])
+            return True
+
+        return await self._write(write)
+
+    async def find_turns(
+        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
+    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+        """Return turns that may hold the words, newest first, and where to continue; None at the end."""
+        query = (
+            f"SELECT * FROM turns WHERE user_id = :user AND created_at <= :at AND {LATER} AND {DATED}"
+            f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} ORDER BY created_at DESC, session_id, seq DESC"
+        )
+        given: dict[str, object] = {"user": user_id, "now": self._now().timestamp(), "at": _at(after)}
+        # a turn whose first message was not returned yet is read again
+        given |= {"after": after.session_id, "seq": after.seq + min(after.message, 1)} if after else START
+        folded = [word.casefold() for word in words]
+        found: list[tuple[str, Turn]] = []
+        with self._reading() as connection:
+            for row in connection.execute(query, given):
+                text = str(row["messages"]).casefold()  # not decoded: most rows do not hold the words
+                if all(word in text for word in folded):
+                    scope = SessionScope(user_id, row["session_id"])
+                    check_owner([row], scope)
+                    found.append((scope.session_id, self._turn(row)))
+                    if len(found) == limit:
+                        turn = found[-1][1]
+                        return found, ListPosition(turn.created_at, scope.session_id, turn.seq)
+        return found, None
+
     async def owners(self) -> list[str]:
         """Return every user id that has turns."""
         rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
@@ -288,6 +395,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         connection.execute(f"DELETE FROM turns WHERE expires_at <= :now AND {here}", parameters)
         some = "SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100"
         connection.execute(f"DELETE FROM turns WHERE rowid IN ({some})", parameters)
+        connection.execute("DELETE FROM session_details WHERE expires_at <= :now", parameters)
 
     def _void(self, connection: sqlite3.Connection, scope: SessionScope, kind: Kind) -> int:
         """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
@@ -297,6 +405,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # in the old epoch is refused, so that the text it was based on does not come back. It stays for two hours
         # (see `may_append`).
         self._insert(connection, scope, history_rows.tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
+        connection.execute(f"DELETE FROM session_details WHERE {HERE}", self._parameters(scope))
         others = f"FROM turns WHERE {HERE} AND seq <> :seq"
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()
