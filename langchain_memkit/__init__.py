@@ -1,7 +1,7 @@
 """Memory components for LangChain: memory is a list of messages.
 
-Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`. Names that need an extra are loaded
-when they are first used; `from langchain_memkit import *` leaves out those whose extra is not installed.
+Start with `create_runnable_with_message_history` and `SQLiteChatMessageHistory`. Names are loaded when they
+are first used; `from langchain_memkit import *` leaves out those whose extra is not installed.
 
 To learn the code, read in this order: `base` has the vocabulary and the central abstraction, `memories/composed`
 combines several memories into one, `runnables` runs a turn, `testing` holds the contracts that all parts keep. `_sync`
@@ -13,37 +13,33 @@ from __future__ import annotations
 
 import sys as _sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
-
-from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
-from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
-from langchain_memkit.base import Memory, did_you_mean, purge_user, session
-from langchain_memkit.errors import MissingExtraError
-from langchain_memkit.explain import explain_last_turn, explain_turn
-from langchain_memkit.memories.chat_history import ChatHistoryMemory
-from langchain_memkit.memories.composed import ComposedMemory
-from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
-from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
 
 if TYPE_CHECKING:
     from langchain_memkit import classic as classic
     from langchain_memkit import errors as errors
     from langchain_memkit import migrate as migrate
     from langchain_memkit import testing as testing
+    from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
     from langchain_memkit.backends.langgraph_store import LangGraphKeyValueStore
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
     from langchain_memkit.backends.mongodb.vectors import MongoDBVectorStore
     from langchain_memkit.backends.spacy import SpacyEntityExtractor
+    from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
     from langchain_memkit.backends.sqlite.vectors import SQLiteVectorStore
     from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
+    from langchain_memkit.base import Memory, purge_user, session
+    from langchain_memkit.explain import explain_last_turn, explain_turn
+    from langchain_memkit.memories.chat_history import ChatHistoryMemory
+    from langchain_memkit.memories.composed import ComposedMemory
     from langchain_memkit.memories.entity import EntityMemory
     from langchain_memkit.memories.key_value import KeyValueMemory
     from langchain_memkit.memories.preferences import PreferenceMemory
     from langchain_memkit.memories.vector import VectorMemory
     from langchain_memkit.middleware import MessageHistoryMiddleware
+    from langchain_memkit.preprocessors import create_history_preprocessor, create_trim_preprocessor
     from langchain_memkit.retrievers import CondenseQuestionRetriever
+    from langchain_memkit.runnables import RunnableWithMessageHistory, create_runnable_with_message_history
     from langchain_memkit.runnables.rag import create_conversational_rag_chain
 
     __version__: str
@@ -87,7 +83,19 @@ _MONGODB = ("langchain_memkit.backends.mongodb", "mongodb", ("pymongo", "bson"))
 _MATCHING = ("matching", ("rapidfuzz", "ahocorasick_rs"))
 _LOCAL = ("local", ("wordllama", "safetensors", "tokenizers", "numpy"))
 _VECTOR = ("vector", ("numpy", "Stemmer", "langchain_text_splitters"))
-_LAZY = {
+_PLAIN = {
+    "_compat": "BaseChatMessageHistory InMemoryChatMessageHistory",
+    "backends.sqlite": "SQLiteChatMessageHistory SQLiteKeyValueStore",
+    "base": "Memory purge_user session",
+    "explain": "explain_last_turn explain_turn",
+    "memories.chat_history": "ChatHistoryMemory",
+    "memories.composed": "ComposedMemory",
+    "memories.preferences": "PreferenceMemory",
+    "preprocessors": "create_history_preprocessor create_trim_preprocessor",
+    "runnables": "RunnableWithMessageHistory create_runnable_with_message_history",
+}
+"""Module -> names that need no extra."""
+_LAZY = {name: (f"{__name__}.{module}", "", ()) for module, names in _PLAIN.items() for name in names.split()} | {
     "CondenseQuestionRetriever": ("langchain_memkit.retrievers", *_VECTOR),
     "EntityMemory": ("langchain_memkit.memories.entity", *_MATCHING),
     "KeyValueMemory": ("langchain_memkit.memories.key_value", *_MATCHING),
@@ -96,7 +104,6 @@ _LAZY = {
     "MongoDBChatMessageHistory": _MONGODB,
     "MongoDBKeyValueStore": _MONGODB,
     "MongoDBVectorStore": ("langchain_memkit.backends.mongodb.vectors", "mongodb,vector", (*_MONGODB[2], *_VECTOR[1])),
-    "PreferenceMemory": ("langchain_memkit.memories.preferences", "", ()),
     "SQLiteVectorStore": ("langchain_memkit.backends.sqlite.vectors", *_VECTOR),
     "SpacyEntityExtractor": ("langchain_memkit.backends.spacy", "spacy", ("spacy",)),
     "VectorMemory": ("langchain_memkit.memories.vector", *_VECTOR),
@@ -113,11 +120,15 @@ def _load(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
-            return _version("langchain-memkit")
+            return version("langchain-memkit")
         except PackageNotFoundError:  # a folder on the path, not installed
             raise AttributeError(name) from None
     if name not in _LAZY:
+        from langchain_memkit.base import did_you_mean
+
         msg = f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}"
         raise AttributeError(msg, obj=_sys.modules[__name__])  # without a name, or Python adds a suggestion of its own
     module, extra, packages = _LAZY[name]
@@ -128,12 +139,16 @@ def _load(name: str) -> Any:
         # Something else failed to import: a broken installation must not be reported as a missing extra.
         if package not in packages:
             raise
+        from langchain_memkit.errors import MissingExtraError
+
         msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({package} is missing or too old)'
         raise MissingExtraError(msg) from error
 
 
 def _is_there(name: str) -> bool:
     """Return whether the extra that a name needs is installed."""
+    from langchain_memkit.errors import MissingExtraError
+
     try:
         return name in globals() or _load(name) is not None
     except MissingExtraError:

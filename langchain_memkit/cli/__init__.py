@@ -1,4 +1,6 @@
-"""The command line `memkit`: migrate, export, import, purge, doctor. Needs the extra `cli`; docs/cli.md shows it.
+"""The command line `memkit`, which looks into stores and moves, deletes and checks what is in them.
+
+It needs the extra `cli`; docs/cli.md shows it.
 
 Exit codes: 0 everything was done, 1 something was skipped or is wrong, 2 the command cannot be run as it stands, 3 a
 store failed: run the same command again. Nothing printed contains credentials.
@@ -28,6 +30,9 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     try:
         from langchain_memkit.cli.app import run
+    except KeyboardInterrupt:  # while its libraries are loaded, which takes the first second
+        sys.stderr.write("memkit: interrupted before anything was done\n")
+        return 130
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise

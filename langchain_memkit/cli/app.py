@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import datetime
 from importlib.metadata import version
 from typing import Annotated, Literal, NamedTuple
 
 import typer
+from langchain_core.messages import BaseMessage, message_to_dict
 
 import langchain_memkit
 from langchain_memkit import migrate as migration
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, inspection
 from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
+from langchain_memkit.base import Turn
 from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
 from langchain_memkit.cli.purge import purge_places
 from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format, require_mongodb
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
+from langchain_memkit.messages.text import message_text, role_of
 from langchain_memkit.migrate.jsonl import MAX_BYTES, MAX_LINE_BYTES
 from langchain_memkit.migrate.sources import AnyFactory, ConversationSource, history_source
 from langchain_memkit.stores.history import HistoryFactory
@@ -42,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
     help=(
-        "Moves, saves, deletes and checks conversations kept by langchain-memkit. "
+        "Lists, shows, moves, saves, deletes and checks conversations kept by langchain-memkit. "
         "WHERE is a SQLite file or mongodb://...; set MEMKIT_URI to keep a password out of the shell's history."
     ),
 )
@@ -70,6 +73,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.",
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Draw no bar.")]
 LineMB = Annotated[int, _option("--max-line", f"MB of a line (a turn), else {LINE_MB}; more is left out.", "MB", 1)]
 SizeMB = Annotated[int, _option("--max-size", f"MB of all lines, else {ALL_MB}; then reading ends.", "MB", 1)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a list of objects.")]
+Limit = Annotated[int, _option("--limit", "How many, else 20.", "N", 1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")]
 Database = Annotated[Text, _option("--database", "MongoDB: which; else the one in the URI, else chat_history.")]
 Collection = Annotated[Text, _option("--collection", "MongoDB: which; else the only one that fits.")]
@@ -157,6 +163,7 @@ def export_(
     database: Database = None,
     collection: Collection = None,
     user: OnlyUser = None,
+    yes: Yes = False,
     session_id_key: SessionIdKey = "SessionId",
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",
@@ -164,15 +171,13 @@ def export_(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """Write conversations to a file."""
+    """Write conversations to a file; one that is there is replaced after a question."""
     output, keys, where = ctx.obj, (session_id_key, history_key), _where(source, FROM_URI)
     place = Target(where, database, collection, keys, user_id_key)
-    kept_as, name = detect_format(check_target(place, "--from"), from_format, "--from", of_server="--")
-    histories = _source(place, kept_as, name)
-    if not isinstance(histories, HistoryFactory):
-        msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then export that"
-        raise ConfigurationError(msg)
-    with closing(histories), writable(file, place) as opened:
+    with closing(_histories(place, from_format)) as histories, writable(file, place) as opened:
+        if file != STREAM and not yes and os.path.lexists(file):
+            nothing = "nothing was written. Answer with y, or give --yes where nobody can answer"
+            output.confirm(f"Replace {file}?", nothing)
         progress = _wants_bar(output, no_progress) and file != STREAM
         report = migration.export_history(histories, opened, user_id=user, progress=progress)
     output.beside = file == STREAM
@@ -217,7 +222,7 @@ def purge(
     database: Database = None,
     collection: OnlyCollection = None,
     user_id_key: UserIdKey = "userId",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -242,7 +247,7 @@ def doctor(
     history_key: HistoryKey = "History",
     user_id_key: UserIdKey = "userId",
     fix: Annotated[bool, typer.Option("--fix", help="MongoDB: build missing indexes, after saying which.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> int:
     """Check this machine, files and servers.
@@ -252,6 +257,139 @@ def doctor(
     names = Target("", database, collection, (session_id_key, history_key), user_id_key)
     found = _places(places, names, "WHERE") if places or _where(None) else []  # without either: this machine only
     return _check_places(ctx.obj, found, fix=fix, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context,
+    source: From = None,
+    user: OnlyUser = None,
+    limit: Limit = 20,
+    before: Annotated[Text, _option("--before", "Go on after this session: a cursor that --json prints.")] = None,
+    database: Database = None,
+    collection: Collection = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """List conversations, the last used first: of a user, else of everybody, each user's in turn."""
+    with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
+        found = [
+            (owner, info)
+            for owner in _owners(histories, user)
+            for info in histories.list_sessions(owner or None, limit=limit, before=before)
+        ]
+    if as_json:
+        ctx.obj.objects({"user_id": owner, **asdict(info), "cursor": info.cursor} for owner, info in found)
+        return 0
+    rows = [(_when(info.updated_at), owner, info.session_id, info.turns, info.title) for owner, info in found]
+    ctx.obj.table(("last used", "user", "session", "turns", "title"), rows)
+    return 0
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session id, as memkit list prints it.")],
+    source: From = None,
+    user: Annotated[Text, _option("--user", "Whose; else a conversation without an owner.")] = None,
+    last: Annotated[int | None, _option("--last", "Only so many of the newest messages.", "N", 1)] = None,
+    database: Database = None,
+    collection: Collection = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Print a conversation."""
+    output = ctx.obj
+    place = Target(_where(source, FROM_URI), database, collection)
+    with closing(_histories(place)) as histories:
+        messages: list[tuple[Turn, BaseMessage]] = []
+        for turn in histories(session, user).iter_turns():
+            messages = [*messages, *((turn, message) for message in turn.messages)][-last if last else 0 :]
+    if not messages:
+        msg = f"{place.label} holds no session {session!r} of that user: memkit list prints what there is"
+        raise ConfigurationError(msg)
+    if as_json:
+        output.objects({"seq": t.seq, "created_at": t.created_at, **message_to_dict(m)} for t, m in messages)
+        return 0
+    for turn, message in messages:
+        output.said(
+            message.name or role_of(message), f"{_when(turn.created_at)}  turn {turn.seq}", message_text(message)
+        )
+    return 0
+
+
+@app.command()
+def search(
+    ctx: typer.Context,
+    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="All of them, or how they begin.")],
+    source: From = None,
+    user: OnlyUser = None,
+    limit: Limit = 20,
+    database: Database = None,
+    collection: Collection = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Find what was said, the newest first: by a user, else by everybody, each user in turn."""
+    with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
+        found = [
+            (owner, hit)
+            for owner in _owners(histories, user)
+            for hit in histories.search_messages(owner or None, " ".join(words), limit=limit)
+        ]
+    if as_json:
+        ctx.obj.objects({"user_id": o, **asdict(h), "message": message_to_dict(h.message)} for o, h in found)
+        return 0
+    rows = [(_when(h.created_at), o, h.session_id, h.seq, role_of(h.message), h.excerpt) for o, h in found]
+    ctx.obj.table(("said", "user", "session", "turn", "by", "text"), rows)
+    return 0
+
+
+@app.command()
+def stats(
+    ctx: typer.Context,
+    source: From = None,
+    user: OnlyUser = None,
+    database: Database = None,
+    collection: Collection = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Count the sessions and turns of each user."""
+    rows: list[dict[str, object]] = []
+    with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
+        for owner in _owners(histories, user):
+            sessions = histories.list_sessions(owner or None)
+            dates = [date for info in sessions for date in (info.created_at, info.updated_at) if date]
+            first, last = min(dates, default=None), max(dates, default=None)
+            turns = sum(info.turns for info in sessions)
+            rows.append({"user_id": owner, "sessions": len(sessions), "turns": turns, "first": first, "last": last})
+    if as_json:
+        ctx.obj.objects(rows)
+        return 0
+    cells = [[_when(v) if isinstance(v, datetime) else "" if v is None else v for v in row.values()] for row in rows]
+    ctx.obj.table(("user", "sessions", "turns", "first", "last"), cells)
+    return 0
+
+
+def _histories(place: Target, kept_as: Format | None = None) -> AnyFactory:
+    """Open the histories of a target that memkit keeps, in any layout; other formats are refused."""
+    kept_as, name = detect_format(check_target(place, "--from"), kept_as, "--from", of_server="--")
+    histories = _source(place, kept_as, name)
+    if isinstance(histories, HistoryFactory):
+        return histories
+    msg = f"{place.label} holds {kept_as}: move it into a store of memkit first (memkit migrate), then use that"
+    raise ConfigurationError(msg)
+
+
+def _owners(histories: AnyFactory, user: str | None) -> list[str]:
+    """Return the user that was named, else everybody who has turns; an empty string stands for nobody."""
+    store = histories.turn_store
+    return [user] if user is not None else store.run(store.owners())
+
+
+def _when(date: datetime | None) -> str:
+    return f"{date.astimezone():%Y-%m-%d %H:%M}" if date else ""
 
 
 def _where(where: str | None, *names: str) -> str:
@@ -337,7 +475,7 @@ class Check(NamedTuple):
 
 def _check_places(output: Output, places: Iterable[Target], *, fix: bool, as_json: bool) -> int:
     """Check this machine and the targets, print the checks, and return 1 if any fails; `fix` builds missing indexes."""
-    checks = list(_machine())
+    checks: list[Check] = []  # what was asked for first, then the machine
     for place in places:
         try:
             for check in _check_server(output, place, fix) if place.is_mongodb else _check_file(place):
@@ -350,9 +488,9 @@ def _check_places(output: Output, places: Iterable[Target], *, fix: bool, as_jso
             checks.append(Check(place.label, "fail", output.brief(error), advice if place.is_mongodb else ""))
         except OSError as error:
             checks.append(Check(place.label, "fail", error.strerror or str(error), "may this user read it?"))
+    checks += _machine()
     if as_json:
-        plain = [{name: output.scrubbed(text) for name, text in check._asdict().items()} for check in checks]
-        output.raw(json.dumps(plain, indent=2))
+        output.objects(check._asdict() for check in checks)
     else:
         for check in checks:
             output.line(f"{check.status:<5} {check.subject}: {check.found}")

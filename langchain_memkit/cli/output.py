@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -10,8 +11,9 @@ import sys
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import unquote_plus
@@ -26,6 +28,7 @@ from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtr
 __all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in", "writable"]
 
 HIDDEN = "***"
+COLOURS = {"human": "cyan", "ai": "green", "tool": "yellow", "system": "blue"}
 ASSIGNED = re.compile(
     r"(?:passw|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)", re.IGNORECASE
 )
@@ -125,9 +128,34 @@ class Output:
         for row in cells:
             self.line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
-    def raw(self, text: str) -> None:
-        """Print text for programs, unchanged but for credentials."""
-        _write(self.scrubbed(text), sys.stdout)
+    def objects(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Print a list of objects as JSON for programs, unchanged but for credentials."""
+        _write(self.scrubbed(json.dumps(list(rows), indent=2, default=_plain)), sys.stdout)
+
+    def said(self, who: str, about: str, text: str) -> None:
+        """Print a message under a heading, in colour on a terminal; its lines are indented."""
+        heading = self.safe(who)
+        coloured = typer.style(heading, fg=COLOURS.get(heading, "magenta"), bold=True)
+        about = self.safe(about)
+        _write(f"{coloured if self.is_terminal else heading}  {about}", sys.stdout)
+        for line in text.splitlines():
+            _write(f"  {self.safe(line)}", sys.stdout)
+        _write("", sys.stdout)
+
+    def confirm(self, question: str, otherwise: str) -> None:
+        """Ask a question on stderr; raise a ConfigurationError with the text `otherwise` unless the answer is yes."""
+        try:
+            agreed = typer.confirm(self.safe(question), err=True)
+        except (typer.Abort, EOFError):
+            self.note("")
+            agreed = False
+        if not agreed:
+            raise ConfigurationError(otherwise)
+
+
+def _plain(value: object) -> str:
+    """Return a value that JSON has no type for as text: dates in ISO 8601."""
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _write(line: str, stream: TextIO | None) -> None:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
-import typer
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 import langchain_memkit
@@ -58,7 +57,8 @@ def purge_places(output: Output, user_id: str, places: Sequence[Target], *, yes:
             return 0
         if not yes:
             _show(output, f"what there is of user {user_id!r}:", before, None)
-            _ask(output, user_id)
+            nothing = "nothing was deleted. Answer with y, or give --yes where nobody can answer"
+            output.confirm(f"Delete all of this for good, of user {user_id!r}?", nothing)
         # Histories first: their tombstones refuse the turns in progress.
         ordered = sorted(parts, key=lambda part: not isinstance(part.store, HistoryFactory))
         purge_user(user_id, *(part.store for part in ordered))
@@ -68,18 +68,6 @@ def purge_places(output: Output, user_id: str, places: Sequence[Target], *, yes:
     if left := sum(after.values()):
         output.fault(f"{left} are there: somebody wrote meanwhile. Stop that app, and run the command again")
     return int(left > 0)
-
-
-def _ask(output: Output, user_id: str) -> None:
-    question = output.safe(f"Delete all of this for good, of user {user_id!r}?")
-    try:
-        agreed = typer.confirm(question, err=True)
-    except (typer.Abort, EOFError):
-        output.note("")
-        agreed = False
-    if not agreed:
-        msg = "nothing was deleted. Answer with y, or give --yes where nobody can answer"
-        raise ConfigurationError(msg)
 
 
 def _counts(parts: Sequence[ErasableStore], user_id: str) -> Counts:
