@@ -38,7 +38,7 @@ def test_other_files_are_replaced(memkit: Memkit, full: Path, tmp_path: Path) ->
     """An older export, an empty file and a name that only looks like a log are written."""
     (tmp_path / "empty.jsonl").touch()
     for name in ("empty.jsonl", "empty.jsonl", "my-wal"):
-        assert memkit("export", name, "--from", full).exit_code == 0
+        assert memkit("export", name, "--from", full, "--yes").exit_code == 0
         assert (tmp_path / name).read_text().startswith('{"memkit": "export"')
 
 
