@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from langchain_memkit.backends.sqlite.vectors import SQLiteVectorStore
     from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
     from langchain_memkit.base import Memory, purge_user, session
-    from langchain_memkit.explain import explain_last_turn, explain_turn
+    from langchain_memkit.explain import explain_last_turn, explain_stored_turn, explain_turn
     from langchain_memkit.memories.chat_history import ChatHistoryMemory
     from langchain_memkit.memories.composed import ComposedMemory
     from langchain_memkit.memories.entity import EntityMemory
@@ -71,6 +71,7 @@ __all__ = [
     "create_runnable_with_message_history",
     "create_trim_preprocessor",
     "explain_last_turn",
+    "explain_stored_turn",
     "explain_turn",
     "purge_user",
     "session",
@@ -87,7 +88,7 @@ _PLAIN = {
     "_compat": "BaseChatMessageHistory InMemoryChatMessageHistory",
     "backends.sqlite": "SQLiteChatMessageHistory SQLiteKeyValueStore",
     "base": "Memory purge_user session",
-    "explain": "explain_last_turn explain_turn",
+    "explain": "explain_last_turn explain_stored_turn explain_turn",
     "memories.chat_history": "ChatHistoryMemory",
     "memories.composed": "ComposedMemory",
     "memories.preferences": "PreferenceMemory",

@@ -120,16 +120,23 @@ def add_messages(history: History, messages: Sequence[BaseMessage]) -> Step[None
 
 
 def append_turn(
-    history: History, messages: Sequence[BaseMessage], *, head: object, after: int | None, **given: object
+    history: History,
+    messages: Sequence[BaseMessage],
+    *,
+    head: object,
+    after: int | None,
+    trace: object = None,
+    **given: object,
 ) -> Step[int]:
     """Append a turn to one of memkit's histories.
 
-    `head` merely saves a query, and `after` (the `expected_seq`) tells of turns of others. Neither is passed to a
-    subclass's override, which may not take them; `after` not to a layout without positions.
+    `head` merely saves a query, `after` (the `expected_seq`) tells of turns of others, and `trace` of the models' input.
+    None is passed to a subclass's override, which may not take them; `after` and `trace` not to a layout without
+    positions.
     """
     if not (overrides(history, "append_turn") or overrides(history, "aappend_turn")):
         placed = getattr(getattr(history, "turn_store", None), "layout", "") == "turns"
-        more = {"head": head, "expected_seq": after if placed else None}
+        more = {"head": head, "expected_seq": after if placed else None, "trace": trace if placed else None}
         given |= {name: value for name, value in more.items() if value is not None}
     return Step(lambda: history.append_turn(messages, **given), lambda: history.aappend_turn(messages, **given))
 

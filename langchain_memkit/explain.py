@@ -12,8 +12,10 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 
+from langchain_memkit._histories import turns_between
 from langchain_memkit._sync import Step, adrive, drive, dry_run
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.text import message_text
 from langchain_memkit.runnables.trace import (
     RECENT,
     ModelCall,
@@ -31,8 +33,10 @@ __all__ = [
     "RecalledRecord",
     "ShownMessage",
     "TurnTrace",
+    "aexplain_stored_turn",
     "aexplain_turn",
     "explain_last_turn",
+    "explain_stored_turn",
     "explain_turn",
 ]
 
@@ -71,6 +75,44 @@ def explain_last_turn(runnable: Runnable[Any, Any], config: RunnableConfig | Non
         if ids.items() <= known.items() and (recorder.owner in chains or not chains):
             return recorder.trace()
     return None
+
+
+def explain_stored_turn(history: Any, seq: int | None = None) -> TurnTrace | None:
+    """Show what the models of a stored turn were given, if the chain or agent has `trace=True`.
+
+    The whole conversation is read, since a trace names its messages by their ids.
+
+    Args:
+        history: A history of memkit.
+        seq: The position of the turn (`Turn.seq`); None for the last one that has a trace.
+
+    Returns:
+        The trace; None if no such turn has one. Texts that are stored nowhere else, those of records and summaries
+        among them, are left out.
+
+    Example:
+        >>> from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history
+        >>> from langchain_memkit.testing import FakeChatModel
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> chat = create_runnable_with_message_history(FakeChatModel(), histories, trace=True)
+        >>> config = {"configurable": {"session_id": "s1"}}
+        >>> _ = chat.invoke("My name is Nemo.", config), chat.invoke("What is my name?", config)
+        >>> [m.text for m in explain_stored_turn(histories("s1")).messages]
+        ['My name is Nemo.', 'Noted.', 'What is my name?']
+    """
+    return drive(_stored(history, seq))
+
+
+async def aexplain_stored_turn(history: Any, seq: int | None = None) -> TurnTrace | None:
+    """Run `explain_stored_turn` asynchronously."""
+    return await adrive(_stored(history, seq))
+
+
+async def _stored(history: Any, seq: int | None) -> TurnTrace | None:
+    turns = await turns_between(history, None)
+    texts = {message.id: message_text(message) for turn in turns for message in turn.messages}
+    traces = [turn.trace for turn in turns if turn.trace and seq in (None, turn.seq)]
+    return TurnTrace.from_stored(traces[-1], texts) if traces else None
 
 
 def explain_turn(

@@ -62,6 +62,7 @@ class TurnKeywords(TypedDict, total=False):
     on_dropped_turn: OnDroppedTurn
     on_context_overflow: Literal["retry", "raise"]
     on_load_error: OnLoadError
+    trace: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class TurnOptions:
     on_dropped_turn: OnDroppedTurn = "report"
     on_context_overflow: Literal["retry", "raise"] = "retry"
     on_load_error: OnLoadError = "report"
+    trace: bool = False
     prompt: PromptBuilder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,10 +203,11 @@ class TurnOptions:
         # before the history and the memories get the messages.
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
+        traced = turn.recorder.trace() if self.trace and turn.recorder.calls else None
+        trace = traced.to_stored(redacted=self.before_save is not None) if traced else None
+        known = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
         try:
-            seq = await append_turn(
-                history, named, turn_id=turn_id, epoch=turn.epoch, since=turn.since, head=turn.view.head, after=after
-            )
+            seq = await append_turn(history, named, turn_id=turn_id, **known)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
