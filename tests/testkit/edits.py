@@ -220,6 +220,26 @@ class EditedTurnCases:
         run(chat, "question y", at())
         assert not any("summary" in text or "question b" in text for text in model.shown[-1])
 
+    def test_lists_and_searches(self, get_session_history: MakeHistory) -> None:
+        """A list of sessions and a search leave out what was replaced; a stored title stays."""
+        histories: Any = get_session_history
+        history: Any = get_session_history("s1", "u1")
+        for text in ("the reef", "the turtle"):
+            history.append_turn(exchange(text))
+        histories.update_session("s1", "u1", metadata={"folder": "sea"})
+        history.edit(1, exchange("the shark"))
+        [info] = histories.list_sessions("u1", limit=5)
+        assert (info.turns, info.title, info.preview) == (1, "the shark", "re: the shark")
+        assert info.metadata == {"folder": "sea"}
+        assert [found.excerpt for found in histories.search_messages("u1", "the")] == ["re: the shark", "the shark"]
+        assert histories.search_messages("u1", "turtle") == []
+        history.undo_edit()
+        histories.update_session("s1", "u1", title="Fish")
+        [info] = histories.list_sessions("u1", limit=5)
+        assert (info.turns, info.title, info.preview) == (2, "Fish", "re: the turtle")
+        assert info.metadata == {"folder": "sea"}
+        assert histories.search_messages("u1", "shark") == []
+
     def test_refused(self, get_session_history: MakeHistory, run: Styles) -> None:
         """Histories of others, overridden ones and a wrong position are refused before the model is called."""
 
