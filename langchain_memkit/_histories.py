@@ -11,8 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, run_in_executor
 
-from langchain_memkit._sync import Step
-from langchain_memkit.base import HistoryView, Preprocessor, Window
+from langchain_memkit._sync import Step, as_step
+from langchain_memkit.base import HistoryView, Preprocessor, Window, check_size
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.trimming import cut_tail
 
 T = TypeVar("T")
@@ -88,6 +89,21 @@ def asks_for_window(preprocessor: Preprocessor | None) -> bool:
     return hasattr(getattr(preprocessor, "first", preprocessor), "window")
 
 
+def check_replaces(seq: object, history: History) -> None:
+    """Refuse the `replaces` of a config, unless it is None, or a position and turns of the history can be replaced."""
+    if seq is None:
+        return
+    check_size(seq, "replaces", 1)
+    verbs = ("append_turn", "aappend_turn", "view", "aview")
+    if not (has_native(history, "regenerate") and is_native(history)) or any(overrides(history, v) for v in verbs):
+        msg = (
+            f"the config has `replaces`, but turns of a {type(history).__name__} cannot be replaced: that takes a "
+            "history of langchain_memkit whose methods are not overridden. Leave `replaces` out, or use such a history"
+        )
+        raise ConfigurationError(msg)
+    history.turn_store.check_edits()
+
+
 async def load_history(
     history: History, preprocessor: Preprocessor | None, config: RunnableConfig, *, native: bool
 ) -> HistoryView:
@@ -95,8 +111,12 @@ async def load_history(
     if not native:
         return HistoryView(list(await read_messages(history)))
     size: int | None = getattr(history, "history_size", None)
+    configurable, given = config.get("configurable") or {}, dict[str, Any]()
+    if configurable.get("replaces"):
+        given = {name: configurable.get(name) for name in ("replaces", "turn_id")}
     if not asks_for_window(preprocessor):
-        return await Step(lambda: history.view(max_messages=size), lambda: history.aview(max_messages=size))
+        given["max_messages"] = size
+        return await Step(lambda: history.view(**given), lambda: history.aview(**given))
     first: Any = getattr(preprocessor, "first", preprocessor)
     window: Window = await Step(lambda: first.window(config), lambda: first.awindow(config))
     # Apply `history_size` to bounded windows only. An unbounded one asks for everything after a summary: cut to the
@@ -105,7 +125,8 @@ async def load_history(
         size = None
     if size is not None:
         window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))
-    view: HistoryView = await Step(lambda: history.view(window=window), lambda: history.aview(window=window))
+    given["window"] = window
+    view: HistoryView = await Step(lambda: history.view(**given), lambda: history.aview(**given))
     read: Any = view.messages
     if size is None or len(read) <= size:
         return view
@@ -130,7 +151,7 @@ def append_turn(
 ) -> Step[int]:
     """Append a turn to one of memkit's histories.
 
-    `head` merely saves a query, `after` (the `expected_seq`) tells of turns of others, and `trace` of the models' input.
+    `head` merely saves a query, `after` (the `expected_seq`) tells of turns of others, `trace` of the models' input.
     None is passed to a subclass's override, which may not take them; `after` and `trace` not to a layout without
     positions.
     """
@@ -146,18 +167,32 @@ def clear_messages(history: History) -> Step[None]:
     return _step(history, lambda: history.clear(), "aclear")
 
 
-def stored_ids(history: History, ids: Sequence[str]) -> Step[set[str]]:
-    """Return those of the message ids that one of memkit's histories holds, with one indexed query."""
-    return Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+def stored_ids(history: History, ids: Sequence[str], replaces: int | None = None) -> Step[set[str]]:
+    """Return those of the message ids that one of memkit's histories holds, with one indexed query.
+
+    With `replaces`, those before that position: a message of what is replaced is new input, if it is given again.
+    """
+    found: Step[set[str]] = Step(lambda: history.stored_ids(ids), lambda: history.astored_ids(ids))
+    if replaces is None:
+        return found
+
+    async def before() -> set[str]:
+        later = await turns_between(history, replaces - 1)
+        return await found - {message.id for turn in later for message in turn.messages}
+
+    return as_step(before)
 
 
-def turns_between(history: History, after_seq: int | None, before_seq: int | None = None) -> Step[list[Any]]:
+def turns_between(
+    history: History, after_seq: int | None, before_seq: int | None = None, **options: bool
+) -> Step[list[Any]]:
     """Return the turns between two positions in one of memkit's histories, oldest first; None for no limit."""
+    given: dict[str, Any] = {"after_seq": after_seq, "before_seq": before_seq, **options}
 
     async def asynchronous() -> list[Any]:
-        return [turn async for turn in history.aiter_turns(after_seq=after_seq, before_seq=before_seq)]
+        return [turn async for turn in history.aiter_turns(**given)]
 
-    return Step(lambda: list(history.iter_turns(after_seq=after_seq, before_seq=before_seq)), asynchronous)
+    return Step(lambda: list(history.iter_turns(**given)), asynchronous)
 
 
 async def epoch_at(history: History, seq: int) -> int | None:

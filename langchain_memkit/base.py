@@ -297,6 +297,9 @@ class Turn:
         problems: A line for each part of the row that could not be read; empty for a sound row.
         expires_at: When it expires; None for never.
         is_deleted: Whether `delete_turn` hid it: only exports and migrations see such turns.
+        replaces: The position from which on it replaces what was stored before it; None for a turn that only follows.
+        is_replaced: Whether a later turn replaces it; only `iter_turns(hidden=True)` returns such turns.
+        trace: What its models were given, if that is stored; `explain_stored_turn` reads it.
     """
 
     seq: int
@@ -308,6 +311,30 @@ class Turn:
     problems: list[str] = field(default_factory=list)
     expires_at: datetime | None = None
     is_deleted: bool = False
+    replaces: int | None = None
+    is_replaced: bool = False
+    trace: Mapping[str, Any] | None = None
+
+
+class RepeatedQuestion(NamedTuple):
+    """A question to answer again, as `history.regenerate()` returns it.
+
+    Attributes:
+        messages: The new input of the call: the messages of the turn before its first answer, without ids.
+        replaces: The position of the turn, for `config["configurable"]["replaces"]`.
+    """
+
+    messages: list[BaseMessage]
+    replaces: int
+
+
+EDITS = 20
+"""The last bits of an epoch that count the edits of a session; the others are drawn at random."""
+
+
+def same_conversation(epoch: int, other: int) -> bool:
+    """Return whether two epochs are of one conversation: they differ by edits at most, or one is unknown (0)."""
+    return not (epoch and other) or epoch >> EDITS == other >> EDITS
 
 
 class Position(NamedTuple):
@@ -444,6 +471,8 @@ class HistoryView(NamedTuple):
         read_at: When it was read, by the history's clock.
         problems: A line for each part that could not be read.
         head: The end of the session, for `append_turn(..., head=view.head)`; None if the append has to look it up.
+        replaces: Of a view before a turn that is to be replaced: what `append_turn(..., replaces=view.replaces)` takes.
+            If that turn replaced others itself, it is their position.
     """
 
     messages: list[BaseMessage]
@@ -452,6 +481,7 @@ class HistoryView(NamedTuple):
     read_at: datetime | None = None
     problems: tuple[str, ...] = ()
     head: SessionHead | None = None
+    replaces: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

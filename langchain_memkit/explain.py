@@ -111,8 +111,11 @@ async def aexplain_stored_turn(history: Any, seq: int | None = None) -> TurnTrac
 async def _stored(history: Any, seq: int | None) -> TurnTrace | None:
     turns = await turns_between(history, None)
     texts = {message.id: message_text(message) for turn in turns for message in turn.messages}
-    traces = [turn.trace for turn in turns if turn.trace and seq in (None, turn.seq)]
-    return TurnTrace.from_stored(traces[-1], texts) if traces else None
+    traced = [turn for turn in turns if turn.trace and seq in (None, turn.seq)]
+    if not traced:
+        return None
+    texts["input"] = "\n".join(m.text for m in traced[-1].messages if m.type == "human")
+    return TurnTrace.from_stored(traced[-1].trace, texts)
 
 
 def explain_turn(

@@ -22,6 +22,7 @@ from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
 from langchain_memkit.base import Turn
 from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
 from langchain_memkit.cli.purge import purge_places
+from langchain_memkit.cli.report import write_report
 from langchain_memkit.cli.targets import COLLECTION, Format, Target, check_target, detect_format, require_mongodb
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 from langchain_memkit.messages.text import message_text, role_of
@@ -91,6 +92,7 @@ FromFormat = Annotated[
 ToFormat = Annotated[OutputFormat, _option("--to-format", "What to keep them as, else memkit.", "|".join(LAYOUTS))]
 From = Annotated[Text, _option("--from", f"A file, folder or URI to read; else {FROM_URI} or {URI}.", "WHERE")]
 To = Annotated[Text, _option("--to", f"A file or URI to write; else {TO_URI} or {URI}.", "WHERE")]
+Places = Annotated[list[str] | None, typer.Argument(metavar="[WHERE]...", help=f"Files and URIs; else {URI}.")]
 In = Annotated[list[str] | None, _option("--in", f"A file or URI; give it again for more; else {URI}.", "WHERE")]
 OnlyUser = Annotated[Text, _option("--user", "Only this user's conversations.")]
 Owner = Annotated[Text, _option("--user", "Give everything to this user.")]
@@ -175,9 +177,7 @@ def export_(
     output, keys, where = ctx.obj, (session_id_key, history_key), _where(source, FROM_URI)
     place = Target(where, database, collection, keys, user_id_key)
     with closing(_histories(place, from_format)) as histories, writable(file, place) as opened:
-        if file != STREAM and not yes and os.path.lexists(file):
-            nothing = "nothing was written. Answer with y, or give --yes where nobody can answer"
-            output.confirm(f"Replace {file}?", nothing)
+        _ask_to_replace(output, file, yes)
         progress = _wants_bar(output, no_progress) and file != STREAM
         report = migration.export_history(histories, opened, user_id=user, progress=progress)
     output.beside = file == STREAM
@@ -236,11 +236,34 @@ def purge(
 
 
 @app.command()
+def report(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Option("--output", "-o", help="The page to write; - is stdout.", metavar="FILE")],
+    places: Places = None,
+    user: Annotated[Text, _option("--user", "Whose; else what was stored without a user.")] = None,
+    database: Database = None,
+    collection: OnlyCollection = None,
+    user_id_key: UserIdKey = "userId",
+    yes: Yes = False,
+    no_progress: NoProgress = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Write a page about a user's conversations and memories.
+
+    One file for a browser: no server, no script, nothing is loaded.
+    """
+    output, names = ctx.obj, Target("", database, collection, user_id_key=user_id_key)
+    _ask_to_replace(output, file, yes)
+    output.beside = file == STREAM
+    bar = _wants_bar(output, no_progress) and file != STREAM
+    return write_report(output, user, _places(places, names, "WHERE"), file, progress=bar)
+
+
+@app.command()
 def doctor(
     ctx: typer.Context,
-    places: Annotated[
-        list[str] | None, typer.Argument(metavar="[WHERE]...", help=f"Files and URIs; else {URI}.")
-    ] = None,
+    places: Places = None,
     database: Database = None,
     collection: OnlyCollection = None,
     session_id_key: SessionIdKey = "SessionId",
@@ -370,6 +393,12 @@ def stats(
     cells = [[_when(v) if isinstance(v, datetime) else "" if v is None else v for v in row.values()] for row in rows]
     ctx.obj.table(("user", "sessions", "turns", "first", "last"), cells)
     return 0
+
+
+def _ask_to_replace(output: Output, file: str, yes: bool) -> None:
+    if file != STREAM and not yes and os.path.lexists(file):
+        nothing = "nothing was written. Answer with y, or give --yes where nobody can answer"
+        output.confirm(f"Replace {file}?", nothing)
 
 
 def _histories(place: Target, kept_as: Format | None = None) -> AnyFactory:

@@ -19,7 +19,7 @@ from langchain_memkit.migrate.sources import AnyFactory
 from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.stores.key_value import KeyValueStore
 
-__all__ = ["purge_places"]
+__all__ = ["ErasableStore", "open_stores", "purge_places"]
 
 # Prefixes of a user's keys, after the user's own prefix.
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values", "preferences/": "preferences"}
@@ -50,7 +50,7 @@ def purge_places(output: Output, user_id: str, places: Sequence[Target], *, yes:
     """
     check_id(user_id, "user_id")
     with ExitStack() as opened:
-        parts = [part for place in places for part in _parts(place, user_id, output, opened)]
+        parts = [part for place in places for part in open_stores(place, user_id, output, opened)]
         before = _counts(parts, user_id)
         if dry_run:
             _show(output, f"what there is of user {user_id!r}; nothing was deleted", before, None)
@@ -84,12 +84,18 @@ def _show(output: Output, title: str, before: Counts, after: Counts | None) -> N
     output.table(("what", "where", "deleted", "left"), rows)
 
 
-def _parts(place: Target, user_id: str, output: Output, opened: ExitStack) -> list[ErasableStore]:
-    """Open the stores of a file or database; `opened` closes them."""
+def open_stores(place: Target, user_id: str, output: Output, opened: ExitStack) -> list[ErasableStore]:
+    """Open the stores of a file or database that may hold data of a user; `opened` closes them.
+
+    An empty user id stands for what was stored without a user, which includes rows of langchain-mongodb.
+
+    Raises:
+        ConfigurationError: There is nothing of memkit.
+    """
     found = list(_in_database(place, user_id, output, opened) if place.is_mongodb else _in_file(place, opened))
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
-        msg = f"{where} holds nothing of memkit, so nothing was deleted anywhere. Is the name right?"
+        msg = f"{where} holds nothing of memkit, so nothing was done anywhere. Is the name right?"
         raise ConfigurationError(msg)
     return found
 
@@ -113,7 +119,7 @@ def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack)
             continue
         where, names = f"{place.label}, {place.database}.{name}", (place.where, place.database, name)
         for layout in LAYOUTS:
-            if layout in found:
+            if layout in found or (layout == "turns" and "langchain-mongodb" in found and not user_id):
                 make = langchain_memkit.MongoDBChatMessageHistory.factory
                 histories = make(*names, layout=layout, user_id_key=place.user_id_key)
                 yield _histories(where, opened.enter_context(histories))
@@ -122,13 +128,14 @@ def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack)
         if "vectors" in found:
             vectors = langchain_memkit.MongoDBVectorStore(place.where, NO_EMBEDDING, place.database, name)
             yield _vectors(where, opened.enter_context(vectors), partial(server.count_records, *names))
-        if "langchain-mongodb" in found:
-            output.note(f"{where}: rows of langchain-mongodb carry no user and stay: clear their sessions yourself")
+        if "langchain-mongodb" in found and user_id:
+            output.note(f"{where}: rows of langchain-mongodb carry no user and are left out: clear their sessions")
 
 
 def _histories(where: str, factory: AnyFactory) -> ErasableStore:
     def count(user_id: str) -> dict[str, int]:
-        sessions = factory.list_sessions(user_id, hidden=True)
+        store = factory.turn_store  # which reads no titles, as `list_sessions` does
+        sessions = store.run(store.sessions(user_id, hidden=True))
         return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
 
     return ErasableStore(where, factory, count)

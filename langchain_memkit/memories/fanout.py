@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
-from langchain_memkit._histories import epoch_at, has_native, stored_ids
+from langchain_memkit._histories import epoch_at, has_native, stored_ids, turns_between
 from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, event, gather, raise_or_call
 from langchain_memkit.base import Memory, SavedTurn, SessionInfo, check_id, describe_error, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MemoryReadError, MemoryWriteError
@@ -90,12 +90,14 @@ async def call_all(parts: Sequence[object], verb: str, *args: object) -> list[An
     return results
 
 
-async def notify_memories(memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None) -> None:
+async def notify_memories(
+    memories: Sequence[Memory], turn: SavedTurn, history: Any, seq: int | None, replaces: int | None = None
+) -> None:
     """Save a turn in memories after it was stored in one of our histories; its epoch and expiry are set here.
 
     If the turn was erased (clear, purge, expiry) it is not saved; if it is erased while memories save it, it is deleted
     from them again. `seq` is its position, if the epoch has to be looked up there: the first turn of a session draws
-    one. None if the turn knows its epoch.
+    one. None if the turn knows its epoch. With `replaces`, what the turn replaces is deleted from them first.
 
     Raises:
         MemoryWriteError: The turn is stored, but a memory could not save it, or the history could not be read.
@@ -111,6 +113,11 @@ async def notify_memories(memories: Sequence[Memory], turn: SavedTurn, history: 
             if epoch is None:
                 return
             turn.epoch = epoch
+        if replaces is not None and seq:
+            replaced = [t for t in await turns_between(history, replaces - 1, seq, hidden=True) if t.is_replaced]
+            ids = [message.id for each in replaced for message in each.messages if message.id]
+            if (able := _forgetting(memories)) and ids:
+                await call_all(able, "forget_messages", ids)
         await save_all(memories, turn)
         await undo_if_deleted(memories, turn, history)
     except HistoryReadError as error:
@@ -137,12 +144,16 @@ async def undo_if_deleted(memories: Collection[Memory], turn: SavedTurn, history
     Memories whose save would itself have been refused in that case (`save_was_checked`) are skipped; if only such
     memories are left, nothing is queried. Messages without ids cannot be looked up.
     """
-    able = [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
+    able = _forgetting(memories)
     # Their own write has already checked that the session still exists, which saves the query below.
     able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids") and not await stored_ids(history, ids):
         await call_all(able, "forget_messages", ids)
+
+
+def _forgetting(memories: Collection[Memory]) -> list[Memory]:
+    return [memory for memory in memories if not memory.read_only and hasattr(memory, "aforget_messages")]
 
 
 def _call_each(parts: Sequence[object], verb: str, *args: object) -> Step[list[Any]]:

@@ -344,7 +344,7 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
     async def _holding(self, rows: Collection[Preference], epoch: int = 0) -> list[Preference]:
         """Return the lines that hold, without those of erased messages and of other epochs of this session."""
-        known = [row for row in rows if not epoch or row.epoch in (0, epoch) or row.session_id != self._session]
+        known = [row for row in rows if row.session_id != self._session or base.same_conversation(row.epoch, epoch)]
         asked = [(row.session_id, row.message_id) for row in known if row.given]
         gone = await rebuildable.erased_messages(self._histories, self._user, asked)
         return current([row for row in known if (row.session_id, row.message_id) not in gone], self._core.now())

@@ -27,7 +27,8 @@ from langchain_core.tracers.context import register_configure_hook
 from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.types import Command
 
-from langchain_memkit._histories import epoch_at, load_history, seq_of, stored_ids
+from langchain_memkit import base
+from langchain_memkit._histories import check_replaces, epoch_at, load_history, seq_of, stored_ids
 from langchain_memkit._sync import Step, as_step, dry_run
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
 from langchain_memkit.errors import ConfigurationError
@@ -475,6 +476,7 @@ class AgentTurns:
         before: Marker | None = state.get("memkit_turn")
         place, turn_id = session_of_run(configurable), turn_id_of(configurable)
         session = await self.bind(configurable)
+        self._check_replaces(configurable, session, before)
         start = unstored_start(messages, before)
         first = start_of_turn(messages, start)
         # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
@@ -500,7 +502,7 @@ class AgentTurns:
                 start = first
             before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
         # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
-        left = [] if cleared else in_state_order(seen, named[: first - start])
+        left = [] if cleared or view.replaces else in_state_order(seen, named[: first - start])
         left = [m for m in left if m.id not in known and is_dialogue(m)]
         if before is not None and not before["done"]:
             first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
@@ -539,6 +541,7 @@ class AgentTurns:
         marker: Marker = state["memkit_turn"]
         check_place(marker, configurable)
         session = await self.bind(configurable)
+        self._check_replaces(configurable, session, marker)
         start = unstored_start(messages, marker)
         own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
@@ -572,13 +575,25 @@ class AgentTurns:
             raise ConfigurationError(msg)
         return await self.options.prompt.bind(None, configurable, history)
 
+    def _check_replaces(self, configurable: Configurable, session: BoundSession, before: Marker | None) -> None:
+        replaces = configurable.get("replaces")
+        check_replaces(replaces, session.history)
+        if replaces is not None and before is not None:
+            msg = (
+                "the config has `replaces`, but a checkpointer keeps this conversation, where the old messages would "
+                "stay. Branch it with LangGraph: take an earlier checkpoint from agent.get_state_history(config), and "
+                "invoke the agent with its config, or change it first with agent.update_state. Or give no checkpointer"
+            )
+            raise ConfigurationError(msg)
+
     async def _read(
         self, session: BoundSession, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> tuple[set[str], HistoryView]:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, beside = self._view(session, asked, config), self.options.prompt.beside
         if session.native:
-            known, read = await beside(session.memories, stored_ids(session.history, ids), view)
+            stored = stored_ids(session.history, ids, (config.get("configurable") or {}).get("replaces"))
+            known, read = await beside(session.memories, stored, view)
             # What was stored between the two reads is in the later one: it must not be taken for unstored.
             return known | ({m.id for m in read.messages if m.id} & {*ids}), read
         [found] = await beside(session.memories, view)
@@ -734,4 +749,6 @@ async def _is_cleared(session: BoundSession, before: Marker, view: HistoryView) 
     """
     if not session.native or before["epoch"] == view.epoch:
         return False
+    if before["epoch"] and view.epoch:
+        return not base.same_conversation(before["epoch"], view.epoch)
     return before["epoch"] != 0 or (not before["done"] and await _was_cleared(session, view))

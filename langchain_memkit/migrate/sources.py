@@ -106,7 +106,8 @@ def history_source(factory: AnyFactory, user_id: str | None = None, *, native_on
 
     def turns(history: TurnHistory) -> Iterator[Turn]:
         if is_native(history):
-            yield from history.iter_turns(after_seq=0 if native_only else None, hidden=True)
+            turns = history.iter_turns(after_seq=0 if native_only else None, hidden=True)
+            yield from (turn for turn in turns if not turn.is_replaced)
             return
         place = f"{history.user_id!r} {history.session_id!r}"
         for i, message in enumerate(history.messages):

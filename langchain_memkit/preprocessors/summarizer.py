@@ -14,7 +14,7 @@ from langchain_core.runnables.config import merge_configs
 
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
-from langchain_memkit.base import Now, TokenCounter, check_size, describe_error
+from langchain_memkit.base import Now, TokenCounter, check_size, describe_error, same_conversation
 from langchain_memkit.errors import ConfigurationError, StaleTurnError
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
@@ -200,7 +200,7 @@ class Summarizer:
         history: Any = (config.get("configurable") or {}).get("message_history")
         if record.position is not None and record.position.epoch and has_native(history, "view"):
             view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
-            if view.epoch != record.position.epoch:
+            if not view.epoch or not same_conversation(view.epoch, record.position.epoch):
                 await self.store.delete_all(f"{talk.place.prefix}{record.position.epoch}/")
                 msg = "the session was cleared meanwhile"
                 raise StaleTurnError(msg)

@@ -65,9 +65,11 @@ class LastQuestions(RunnableLambda[Any, list[BaseMessage]]):
     async def _questions(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> list[BaseMessage]:
         """Return the questions among the messages; read more history if other messages have filled the window."""
         asked = [m for m in messages if is_user_message(m)]
-        history: Any = config.get("configurable", {}).get("message_history")
+        configurable = config.get("configurable", {})
+        history: Any = configurable.get("message_history")
         complete = len(asked) >= self._n or len(messages) < 2 * self._n
-        if complete or not has_native(history, "last_questions"):
+        # A question that this turn replaces is none of the conversation any more, but the history still holds it.
+        if complete or configurable.get("replaces") or not has_native(history, "last_questions"):
             return list(asked[-self._n :])
         newest = await Step(lambda: history.last_questions(self._n), lambda: history.alast_questions(self._n))
         return [HumanMessage(text) for text in reversed(newest)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -167,7 +167,8 @@ class TurnOptions:
 
     async def model_failed(self, turn: OpenTurn) -> None:
         """Drop the turn after the model failed; with `save_input`, store its question. Never hide the model's error."""
-        if self.on_model_error != "save_input" or not turn.new:
+        # An answer that is there already stays, if the model fails that was to give another one.
+        if self.on_model_error != "save_input" or not turn.new or turn.view.replaces:
             return
         try:
             await self._store(turn, turn.new, _derived_id(turn.turn_id, "failed"))
@@ -205,9 +206,10 @@ class TurnOptions:
         seq: int | None = None
         traced = turn.recorder.trace() if self.trace and turn.recorder.calls else None
         trace = traced.to_stored(redacted=self.before_save is not None) if traced else None
-        known = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
+        known: Any = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
         try:
-            seq = await append_turn(history, named, turn_id=turn_id, **known)
+            more = {"replaces": turn.view.replaces} if turn.view.replaces else {}
+            seq = await append_turn(history, named, turn_id=turn_id, **known, **more)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
@@ -224,6 +226,7 @@ class TurnOptions:
                 # Another run on this thread has stored a part of this turn, or the turn is repeated as a branch:
                 # append what is missing under an id made from it, so that a retry of this append is stored once.
                 if rest := _rest(turn, named, error.stored):
+                    turn = replace(turn, view=turn.view._replace(replaces=None))  # what is stored has done that
                     digest = hashlib.sha256("\0".join(str(m.id) for m in rest).encode()).hexdigest()[:16]
                     return await self._append(turn, rest, _derived_id(turn.turn_id, digest), given, after)
                 # What another run found of this one in the state may be a part of what this one has stored since.
@@ -241,7 +244,9 @@ class TurnOptions:
         # A turn that may have drawn the epoch itself (as the session's first, or because those before it may expire)
         # passes its position, where the epoch is looked up.
         drew = turn.view.seq == 0 or turn.view.epoch != turn.epoch or getattr(history, "ttl", None)
-        await notify_memories(memories, SavedTurn(named, turn_id, turn.epoch), history, seq if drew else None)
+        replaces = turn.view.replaces
+        saved = SavedTurn(named, turn_id, turn.epoch)
+        await notify_memories(memories, saved, history, seq if drew or replaces else None, replaces)
         return seq
 
     async def _dropped(self, turn: OpenTurn, error: HistoryWriteError) -> None:

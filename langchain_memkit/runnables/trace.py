@@ -194,10 +194,14 @@ class TurnTrace:
 
     @classmethod
     def from_stored(cls, data: Mapping[str, Any], texts: Mapping[str, str]) -> Self:
-        """Return the trace that was stored with a turn; `texts` has those of the conversation by message id."""
+        """Return the trace that was stored with a turn; `texts` has those of the conversation by message id.
+
+        The text of a new input that had no id is under `"input"`.
+        """
 
         def shown(message: Mapping[str, Any]) -> ShownMessage:
-            return ShownMessage(**{**message, "text": message["text"] or texts.get(message["id"] or "", NOT_STORED)})
+            name = message["id"] or ("input" if message["part"] == "input" else "")
+            return ShownMessage(**{**message, "text": message["text"] or texts.get(name, NOT_STORED)})
 
         known = {each.name for each in fields(cls)}
         calls = [

@@ -14,7 +14,7 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_memkit._histories import asks_for_window, load_history, stored_ids
+from langchain_memkit._histories import asks_for_window, check_replaces, load_history, stored_ids
 from langchain_memkit._sync import Step, adrive, as_step, closing_stream, drive, dry_run, event, shielded
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
 from langchain_memkit.memories.chat_history import PreprocessorLike
@@ -189,6 +189,7 @@ class HistoryTurn(Runnable[Any, Any]):
         if history is None:
             history = await session_history(self._get_session_history, self._specs, configurable)
         session = await prompt.bind(self._specs, configurable, history)
+        check_replaces(configurable.get("replaces"), history)
         # The runnable finds the history where LangChain's class puts it.
         context = TurnContext(scale=scale)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
@@ -228,13 +229,14 @@ class HistoryTurn(Runnable[Any, Any]):
         history, native, memories = session
         prompt, known, view = self._options.prompt, set[str](), None
         reads = as_step(lambda: load_history(history, prompt.preprocessor, config, native=native))
+        replaces = config["configurable"].get("replaces")
         # Only resent messages have ids, so plain input costs no lookup. Both reads go at once on an event loop, unless
         # the window of a preprocessor depends on which part of the input is new.
         if native and (ids := [m.id for m in given if m.id]):
             if asks_for_window(prompt.preprocessor):
-                known = await stored_ids(history, ids)
+                known = await stored_ids(history, ids, replaces)
             else:
-                known, view = await prompt.beside(memories, stored_ids(history, ids), reads)
+                known, view = await prompt.beside(memories, stored_ids(history, ids, replaces), reads)
         given, known = _new_or_whole(given, known)
         config["configurable"][CONTEXT].asked = self._asked(given, known)
         if view is None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
+from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, run_in_executor
@@ -27,6 +28,7 @@ from langchain_memkit.base import (
     ListPosition,
     Now,
     Position,
+    RepeatedQuestion,
     SessionHead,
     SessionInfo,
     TokenCounter,
@@ -38,13 +40,29 @@ from langchain_memkit.base import (
     check_one_of,
     check_size,
 )
-from langchain_memkit.errors import ConfigurationError, MessageDecodeError
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryConflictError,
+    IdempotencyConflictError,
+    MessageDecodeError,
+    StaleTurnError,
+)
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
-from langchain_memkit.messages.trimming import cut_tail, is_user_message
+from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
 from langchain_memkit.stores import sessions
 from langchain_memkit.stores.backend import StoreBackend
-from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, prepare_batch
+from langchain_memkit.stores.history_rows import (
+    Batch,
+    Edit,
+    Page,
+    PageLimit,
+    ReadVersion,
+    ReplacedTurns,
+    SessionScope,
+    TurnRow,
+    prepare_batch,
+)
 from langchain_memkit.stores.sessions import SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
@@ -78,6 +96,10 @@ class TurnStore(StoreBackend, ABC):
     * **Stored once**: a session holds each `op` once. A call whose outcome is unknown may be made again unchanged.
     * **Erased for good**: a clear or a purge inserts a tombstone with a new epoch, and a turn that began before is
       refused (`may_append`). The rules are in docs/epochs.md.
+
+    A store whose rows may replace others (`TurnRow.replaces`: edits) overrides `edits` and `fork` as well, and leaves
+    what `ReplacedTurns` names out of all that it reads, rows without messages too. Of any other store the history
+    refuses edits.
 
     Ids are checked before they arrive, and are data: they must reach no query language as code.
 
@@ -138,8 +160,9 @@ class TurnStore(StoreBackend, ABC):
     async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Read a page of turns, newest first, and the state of the session, in one look at the database.
 
-        Neither tombstones nor expired, hidden or erased turns are returned. Damaged rows are, with a line in `problems`
-        (`read_turn`): they raise nothing and hide no others.
+        Neither tombstones nor expired, hidden, replaced or erased turns are returned. Damaged rows are, with a line in
+        `problems` (`read_turn`): they raise nothing and hide no others. Rows that replace others come before those in
+        this order, so a page knows what they hide, and `older` jumps over it.
 
         Args:
             scope: The session.
@@ -163,7 +186,7 @@ class TurnStore(StoreBackend, ABC):
             scope: The session.
             after: A position, or what the page before returned; None for the beginning.
             limit: The greatest number of rows to read.
-            hidden: Whether soft-deleted turns are returned as well.
+            hidden: Whether soft-deleted and replaced turns are returned as well, with `is_deleted` and `is_replaced`.
 
         Returns:
             The turns, and where to continue; None at the end. A page may be empty before the end.
@@ -178,7 +201,7 @@ class TurnStore(StoreBackend, ABC):
             ids: The ids; at least one.
 
         Returns:
-            Those that belong to a turn that is shown: neither hidden, expired nor erased.
+            Those that belong to a turn that is shown: neither hidden, replaced, expired nor erased.
         """
 
     @abstractmethod
@@ -312,6 +335,45 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The user ids, sorted; an empty string stands for the unowned sessions.
         """
+
+    async def edits(self, scope: SessionScope) -> list[Edit]:
+        """List the rows of a session that replace others, with an index; see the class.
+
+        Args:
+            scope: The session.
+
+        Returns:
+            The rows that are neither expired nor erased, newest first; soft-deleted and replaced ones as well.
+        """
+        raise ConfigurationError(self._no_edits)
+
+    async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
+        """Copy the turns that are shown into another session of the same user, inside the database.
+
+        They get the next positions there, an epoch of their own, and keep their ops. Calling it again after a crash
+        finishes the work. Nobody sees a part of it.
+
+        Args:
+            scope: The session to copy.
+            session_id: The new session.
+            at: The position of the last turn to copy; None for all.
+
+        Returns:
+            Whether the new session holds these turns now; false, and nothing was changed, if it holds others.
+        """
+        raise ConfigurationError(self._no_edits)
+
+    @property
+    def _no_edits(self) -> str:
+        return (
+            f"turns of this store ({type(self).__name__}, layout {self.layout!r}) can be neither replaced nor copied: "
+            "keep the conversation in a SQLite file, or in MongoDB with layout='turns'"
+        )
+
+    def check_edits(self) -> None:
+        """Raise `ConfigurationError` unless turns of this store may be replaced."""
+        if self.layout != "turns" or type(self).edits is TurnStore.edits:
+            raise ConfigurationError(self._no_edits)
 
     async def unowned(self, session_id: str) -> str | None:
         """Find a turn of this session id that was stored without a user, which its user is told of once.
@@ -504,7 +566,13 @@ class TurnHistory(BaseChatMessageHistory):
         return (await self.aview(max_messages=max_messages, max_tokens=max_tokens)).messages
 
     def view(
-        self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
+        self,
+        *,
+        max_messages: int | None = None,
+        max_tokens: int | None = None,
+        window: Window | None = None,
+        replaces: int | None = None,
+        turn_id: str | None = None,
     ) -> HistoryView:
         """Read a `tail` together with the position it was read at, against which a turn built on it is saved.
 
@@ -512,17 +580,28 @@ class TurnHistory(BaseChatMessageHistory):
             max_messages: The greatest number of messages, as in `tail`.
             max_tokens: The greatest number of tokens, as in `tail`.
             window: The window that a preprocessor asks for, in place of the limits: whole turns, which it trims itself.
+            replaces: The position of a turn that is to be replaced, with all after it: what comes before it is read.
+            turn_id: The id of the turn that is to replace it, which may be stored already, by an earlier try.
 
         Returns:
             Messages (a `HistoryMessages`), the session's `seq` and `epoch`, and a line for each problem in reading.
+
+        Raises:
+            HistoryConflictError: No turn is shown at the position `replaces`.
         """
-        return self._store.run(self._view(max_messages, max_tokens, window))
+        return self._store.run(self._view(max_messages, max_tokens, window, replaces, turn_id))
 
     async def aview(
-        self, *, max_messages: int | None = None, max_tokens: int | None = None, window: Window | None = None
+        self,
+        *,
+        max_messages: int | None = None,
+        max_tokens: int | None = None,
+        window: Window | None = None,
+        replaces: int | None = None,
+        turn_id: str | None = None,
     ) -> HistoryView:
         """Run `view` asynchronously."""
-        return await self._store.arun(self._view(max_messages, max_tokens, window))
+        return await self._store.arun(self._view(max_messages, max_tokens, window, replaces, turn_id))
 
     def iter_turns(
         self, *, after_seq: int | None = None, before_seq: int | None = None, hidden: bool = False
@@ -532,7 +611,7 @@ class TurnHistory(BaseChatMessageHistory):
         Args:
             after_seq: Only turns after this position; None for all, rows of langchain-mongodb included.
             before_seq: Only turns before this position; None for no end.
-            hidden: Whether turns that `delete_turn` hid are included.
+            hidden: Whether turns that `delete_turn` hid, and replaced ones, are included.
 
         Returns:
             An iterator of `Turn`; damaged messages are left out and reported.
@@ -641,6 +720,8 @@ class TurnHistory(BaseChatMessageHistory):
         epoch: int | None = None,
         since: datetime | None = None,
         head: SessionHead | None = None,
+        replaces: int | None = None,
+        trace: Mapping[str, Any] | None = None,
     ) -> int:
         """Append one turn: all of it or nothing, and only once.
 
@@ -656,6 +737,9 @@ class TurnHistory(BaseChatMessageHistory):
                 again.
             head: The end of the session at that time (`view().head`), which saves a query. If others have written
                 since, it is read again.
+            replaces: The position from which on this turn replaces all others: `view(replaces=...).replaces`. None to
+                replace none. `edit` is simpler.
+            trace: What the models of the turn were given, as plain data of JSON's types, to be stored with it.
 
         Returns:
             The position of the turn; 0 for an empty batch, of which nothing is stored.
@@ -663,7 +747,7 @@ class TurnHistory(BaseChatMessageHistory):
         Raises:
             MessageEncodeError: A value would not come back equal; nothing was stored.
             MessageTooLargeError: The turn does not fit into one document.
-            StaleTurnError: The session was cleared after `epoch` was read.
+            StaleTurnError: The session was cleared, or turns of it replaced, after `epoch` was read.
             HistoryConflictError: `expected_seq` is not the last position.
             IdempotencyConflictError: The same `turn_id` is stored with other content.
             HistoryWriteError: The store failed; `maybe_stored` says whether the outcome is unknown.
@@ -676,7 +760,7 @@ class TurnHistory(BaseChatMessageHistory):
             >>> history.append_turn(turn, turn_id="t1"), history.append_turn(turn, turn_id="t1")
             (1, 1)
         """
-        batch = prepare_batch(messages, turn_id, self.token_counter)
+        batch = self._batch(messages, turn_id, replaces, trace)
         seen = ReadVersion(epoch, since, head)
         return self._store.run(self._store.append(self._scope, batch, expected_seq, seen)) if batch.given else 0
 
@@ -689,14 +773,140 @@ class TurnHistory(BaseChatMessageHistory):
         epoch: int | None = None,
         since: datetime | None = None,
         head: SessionHead | None = None,
+        replaces: int | None = None,
+        trace: Mapping[str, Any] | None = None,
     ) -> int:
         """Run `append_turn` asynchronously."""
-        work = partial(prepare_batch, messages, turn_id, self.token_counter)
-        # Encoding many messages, or a token counter that may do I/O, would block the event loop.
-        is_quick = isinstance(messages, list) and len(messages) <= INLINE and self.token_counter is approximate_tokens
-        batch = work() if is_quick else await asyncio.to_thread(work)
+        batch = await self._abatch(messages, turn_id, replaces, trace)
         seen = ReadVersion(epoch, since, head)
         return await self._store.arun(self._store.append(self._scope, batch, expected_seq, seen)) if batch.given else 0
+
+    def edit(self, seq: int, messages: Sequence[BaseMessage], *, turn_id: str | None = None) -> int:
+        """Replace the turn at a position, and all after it, by other messages, in one atomic step.
+
+        What is replaced is kept, like a deleted turn, and `undo_edit` shows it again. A turn that was under way
+        meanwhile is refused when it is saved, as after a `clear`. To have a model answer a changed question, give its
+        position to the chain instead: `chat.invoke(question, {"configurable": {"session_id": "s1", "replaces": seq}})`.
+
+        Args:
+            seq: The position of a turn that is shown (`Turn.seq`).
+            messages: One turn, at least one message.
+            turn_id: The idempotency key: a second call with the same id changes nothing. Default: derived from the
+                position and the messages' ids.
+
+        Returns:
+            The position of the new turn, after all others.
+
+        Raises:
+            HistoryConflictError: No turn is shown at this position: it was replaced, deleted or cleared meanwhile.
+            IdempotencyConflictError: The same `turn_id` is stored with other content, or was taken back.
+            ConfigurationError: The store, or the layout, cannot replace turns.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> from langchain_core.messages import AIMessage, HumanMessage
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> for text in ("one", "two", "three"):
+            ...     history.add_messages([HumanMessage(text), AIMessage(text.upper())])
+            >>> history.edit(2, [HumanMessage("zwei"), AIMessage("ZWEI")])
+            4
+            >>> [m.content for m in history.messages]
+            ['one', 'ONE', 'zwei', 'ZWEI']
+            >>> history.undo_edit(), [m.content for m in history.messages][-2:]
+            (True, ['three', 'THREE'])
+        """
+        return self._store.run(self._edit(self._batch(messages, turn_id, seq)))
+
+    async def aedit(self, seq: int, messages: Sequence[BaseMessage], *, turn_id: str | None = None) -> int:
+        """Run `edit` asynchronously."""
+        batch = await self._abatch(messages, turn_id, seq)
+        return await self._store.arun(self._edit(batch))
+
+    def undo_edit(self) -> bool:
+        """Take the newest edit back, with what was said after it: what it replaced is shown again.
+
+        A second call takes the edit before that one back, so after an error with `maybe_stored` read the session first.
+
+        Returns:
+            Whether there was an edit.
+
+        Raises:
+            ConfigurationError: The store, or the layout, cannot replace turns.
+        """
+        return self._store.run(self._undo_edit())
+
+    async def aundo_edit(self) -> bool:
+        """Run `undo_edit` asynchronously."""
+        return await self._store.arun(self._undo_edit())
+
+    def regenerate(self, seq: int | None = None) -> RepeatedQuestion:
+        """Return a question of the user, to have it answered again in place of the turn that holds it. Changes nothing.
+
+        Pass what is returned to the chain. The turn that it saves replaces the old one in one step: if the model fails,
+        or nobody calls the chain, the old answer is still there.
+
+        Args:
+            seq: The position of a turn that is shown; if it holds no question, the one before it that does. None for
+                the last question.
+
+        Returns:
+            The input of the call, and the position for its config.
+
+        Raises:
+            HistoryConflictError: No turn is shown at this position.
+            ConfigurationError: There is no question, or the turn holds several, as of an import; or turns of the store
+                cannot be replaced.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history
+            >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+            >>> answers = iter(["It is 5.", "It is 4."])
+            >>> chat = create_runnable_with_message_history(lambda _: next(answers), histories)
+            >>> _ = chat.invoke("2 + 2?", {"configurable": {"session_id": "s1"}})
+            >>> again = histories("s1").regenerate()
+            >>> _ = chat.invoke(again.messages, {"configurable": {"session_id": "s1", "replaces": again.replaces}})
+            >>> [m.content for m in histories("s1").messages]
+            ['2 + 2?', 'It is 4.']
+        """
+        return self._store.run(self._regenerate(seq))
+
+    async def aregenerate(self, seq: int | None = None) -> RepeatedQuestion:
+        """Run `regenerate` asynchronously."""
+        return await self._store.arun(self._regenerate(seq))
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Self:
+        """Copy the conversation, as it is shown, into a new session of the same user, inside the database.
+
+        Nobody sees a part of the copy. Ids and dates of the messages stay; memories learn of them by `rebuild`.
+
+        Args:
+            session_id: The new session, without turns; or that of a call that broke off, which this one finishes.
+            at: The position of the last turn to copy; None for all.
+
+        Returns:
+            The history of the new session.
+
+        Raises:
+            HistoryConflictError: The new session holds other turns, or no turn is shown at this position.
+            ConfigurationError: The store, or the layout, cannot copy turns.
+
+        Example:
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> history = SQLiteChatMessageHistory(":memory:", "s1")
+            >>> for text in ("one", "two"):
+            ...     history.add_user_message(text)
+            >>> [m.content for m in history.fork("s2", at=1).messages]
+            ['one']
+        """
+        other = self._for_session(check_id(session_id, "session_id"), self.user_id)
+        self._store.run(self._fork(other, at))
+        return other
+
+    async def afork(self, session_id: str, *, at: int | None = None) -> Self:
+        """Run `fork` asynchronously."""
+        other = self._for_session(check_id(session_id, "session_id"), self.user_id)
+        await self._store.arun(self._fork(other, at))
+        return other
 
     def delete_turn(self, turn: int | str) -> bool:
         """Hide one turn (a soft delete: it stays stored until the session is cleared).
@@ -734,11 +944,123 @@ class TurnHistory(BaseChatMessageHistory):
 
     # -- flows
 
-    async def _view(self, max_messages: int | None, max_tokens: int | None, window: Window | None) -> HistoryView:
+    def _batch(
+        self, messages: Sequence[BaseMessage], turn_id: str | None, replaces: int | None, trace: Any = None
+    ) -> Batch:
+        if replaces is not None:
+            self._store.check_edits()
+            check_size(replaces, "replaces", 1)
+        batch = prepare_batch(messages, turn_id, self.token_counter, replaces)
+        rows = [replace(row, trace=trace) for row in batch.rows[:1]] if trace else []
+        return replace(batch, rows=[*rows, *batch.rows[len(rows) :]])
+
+    async def _abatch(
+        self, messages: Sequence[BaseMessage], turn_id: str | None, replaces: int | None, trace: Any = None
+    ) -> Batch:
+        work = partial(self._batch, messages, turn_id, replaces, trace)
+        # Encoding many messages, or a token counter that may do I/O, would block the event loop.
+        is_quick = isinstance(messages, list) and len(messages) <= INLINE and self.token_counter is approximate_tokens
+        return work() if is_quick else await asyncio.to_thread(work)
+
+    def _not_shown(self, seq: int, **context: Any) -> HistoryConflictError:
+        why = "it was replaced, deleted or cleared, or there never was one"
+        msg = f"session {self.session_id!r} shows no turn at position {seq}: {why}. Read the session again"
+        return HistoryConflictError(msg, **context)
+
+    async def _shown(self, seq: int) -> Turn | None:
+        found, _ = await self._store.page_forward(self._scope, seq - 1, 1)
+        return next((turn for turn in found if turn.seq == seq), None)
+
+    async def _edit(self, batch: Batch) -> int:
+        if not batch.given:
+            msg = "an edit needs at least one message; to remove turns from what is shown, use delete_turn"
+            raise ConfigurationError(msg)
+        store, seq = self._store, batch.rows[0].replaces or 0
+        while True:
+            page = await store.page_back(self._scope, None, 1, PageLimit())
+            shown = await self._shown(seq)
+            if not (shown or page.seq):
+                raise self._not_shown(seq, **batch.error_context)
+            if shown and shown.replaces:  # what it replaced must not be shown again
+                batch = replace(batch, rows=[replace(batch.rows[0], replaces=shown.replaces)])
+            # What was read holds as long as nobody stores a turn: then all of it is read again. If the turn is not
+            # shown, only a retry of an edit that is stored may succeed: no session is at that position.
+            origin = ReadVersion(page.epoch, page.read_at, page.head)
+            try:
+                stored = await store.append(self._scope, batch, page.seq if shown else MAX_SEQ, origin)
+            except (HistoryConflictError, StaleTurnError):
+                if shown:
+                    continue
+                raise self._not_shown(seq, **batch.error_context) from None
+            if shown and stored <= page.seq:
+                msg = f"this edit is stored already, at position {stored}, and was taken back: give it another turn_id"
+                raise IdempotencyConflictError(msg, stored=batch.identified, **batch.error_context)
+            return stored
+
+    async def _undo_edit(self) -> bool:
+        self._store.check_edits()
+        while True:
+            page = await self._store.page_back(self._scope, None, 1, PageLimit())
+            edits = await self._store.edits(self._scope)
+            replaced = ReplacedTurns(edits)
+            newest = next((edit.seq for edit in edits if not edit.is_undo and edit.seq not in replaced), None)
+            if newest is None:
+                return False
+            batch = Batch([], [], [TurnRow(f"undo:{uuid4()}", [], [], replaces=newest)], None)
+            origin = ReadVersion(page.epoch, page.read_at, page.head)
+            try:
+                await self._store.append(self._scope, batch, page.seq, origin)
+            except (HistoryConflictError, StaleTurnError):
+                continue
+            return True
+
+    async def _regenerate(self, seq: int | None) -> RepeatedQuestion:
+        self._store.check_edits()
+        if seq is not None and not await self._shown(check_size(seq, "seq", 1)):
+            raise self._not_shown(seq)
+        older: object = None
+        while True:
+            page = await self._store.page_back(self._scope, older, BACKWARD_PAGE, PageLimit())
+            for turn in page.turns:
+                asked = [i for i, m in enumerate(turn.messages) if is_user_message(m)]
+                if not asked or (seq is not None and turn.seq > seq):
+                    continue
+                answer = next((i for i, m in enumerate(turn.messages) if i > asked[0] and m.type == "ai"), None)
+                if turn.seq == 0 or (answer is not None and asked[-1] > answer):
+                    what = "holds several questions, as of an import" if turn.seq else "has no position"
+                    msg = f"the turn {turn.op} of session {self.session_id!r} {what}, so it cannot be regenerated"
+                    raise ConfigurationError(msg)
+                given = [m.model_copy(update={"id": None}) for m in turn.messages[:answer]]
+                return RepeatedQuestion(given, turn.seq)
+            if page.older is None:
+                msg = f"session {self.session_id!r} holds no question to answer again"
+                raise ConfigurationError(msg)
+            older = page.older
+
+    async def _fork(self, other: Self, at: int | None) -> None:
+        self._store.check_edits()
+        if at is not None and not await self._shown(check_size(at, "at", 1)):
+            raise self._not_shown(at)
+        if not await self._store.fork(self._scope, other.session_id, at):
+            msg = f"session {other.session_id!r} holds other turns: fork into a new one, or clear it first"
+            raise HistoryConflictError(msg)
+
+    async def _view(
+        self,
+        max_messages: int | None,
+        max_tokens: int | None,
+        window: Window | None,
+        replaces: int | None = None,
+        turn_id: str | None = None,
+    ) -> HistoryView:
+        if replaces is not None:
+            self._store.check_edits()
         limits = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
         asked = window or Window(None, *limits, self.token_counter)
         after = asked.after
-        head, turns = await self._newest(asked, sliced=window is None)
+        if after is not None and replaces is not None and after.seq >= replaces:  # a summary of what is replaced
+            return await self._view(None, None, replace(asked, after=None), replaces, turn_id)
+        head, turns, begins = await self._newest(asked, replaces, turn_id, sliced=window is None)
         messages = [m for t in turns for m in t.messages]
         tokens = [n for t in turns for n in t.tokens]
         begin: int | None = 0
@@ -747,19 +1069,30 @@ class TurnHistory(BaseChatMessageHistory):
             begin = len(messages) - len(kept)
         elif after is not None:
             # A preprocessor trims its window itself, so it is cut at `after` only.
-            begin = _place_after(turns, after) if after.seq == 0 or after.epoch == head.epoch else None
-        # The position is gone: the session was cleared or has expired since the summary was made. A summary of erased
-        # turns must not be shown, so the window is read as if there were none.
+            # An edit changes the epoch, but not what came before it: there the turn itself tells.
+            holds = after.seq == 0 or after.epoch == head.epoch
+            holds = holds or (after.seq, after.epoch, after.op) in [(t.seq, t.epoch, t.op) for t in turns]
+            begin = _place_after(turns, after) if holds else None
+        # The position is gone: the session was cleared or has expired since the summary was made, or an edit replaced
+        # it. A summary of such turns must not be shown, so the window is read as if there were none.
         if begin is None:
-            return await self._view(None, None, replace(asked, after=None))
+            return await self._view(None, None, replace(asked, after=None), replaces, turn_id)
         problems = self._report(turns)
         counted_by = counter_name(self.token_counter if after else asked.counter)
         origins = [t for t in turns for _ in t.messages][begin:]
         known = HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
-        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head)
+        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
 
-    async def _newest(self, asked: Window, *, sliced: bool) -> tuple[Page, list[Turn]]:
-        """Read a window's turns, oldest first, and the first page; if `sliced`, pages may end when they hold enough."""
+    async def _newest(
+        self, asked: Window, replaces: int | None, turn_id: str | None, *, sliced: bool
+    ) -> tuple[Page, list[Turn], int | None]:
+        """Read a window's turns, oldest first, the first page, and where a turn that replaces others begins to.
+
+        If `sliced`, pages may end when they hold enough.
+        """
+        own = None if turn_id is None else batch_op([], turn_id)
+        end = replaces or MAX_SEQ
+        begins: int | None = None
         after, counter = asked.after, asked.counter
         max_messages, max_tokens = (None, None) if after else (asked.max_messages, asked.max_tokens)
         # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
@@ -778,7 +1111,11 @@ class TurnHistory(BaseChatMessageHistory):
             floor = after.seq if after else 0
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
             head, older, limit = head or page, page.older, limit * 2
-            found = [replace(t, tokens=count_tokens(t.messages, counter)) if recount else t for t in page.turns]
+            # An earlier try of the turn that replaces others may be stored, and stands in their place.
+            there = (t.replaces or t.seq for t in page.turns if t.seq == end or (t.op == own and t.replaces))
+            begins = begins or next(there, None)
+            found = [t for t in page.turns if t.seq < end]
+            found = [replace(t, tokens=count_tokens(t.messages, counter)) for t in found] if recount else found
             turns += found
             messages += sum(len(t.messages) for t in found)
             tokens += sum(sum(t.tokens) for t in found)
@@ -786,6 +1123,8 @@ class TurnHistory(BaseChatMessageHistory):
             is_enough = is_enough or (max_tokens is not None and tokens > max_tokens)
             if older is None or is_enough or (after is not None and any(_is_at(turn, after) for turn in found)):
                 break
+        if replaces and not begins:
+            raise self._not_shown(end)
         is_empty = not turns and not head.seq and after is None
         if is_empty and self._scope.user_id and self._store.layout == "turns":
             # An app that begins to pass a `user_id` would take its conversations for lost: it is told so, once of each.
@@ -793,7 +1132,7 @@ class TurnHistory(BaseChatMessageHistory):
             if turn is not None and (self.session_id, turn) not in _reported:
                 _reported.add((self.session_id, turn))
                 logger.warning(UNOWNED, self.session_id, self.user_id)
-        return head, turns[::-1]
+        return head, turns[::-1], begins
 
     async def _stored_ids(self, ids: Sequence[str]) -> set[str]:
         if not all(isinstance(value, str) for value in ids):  # another type could become an operator in a filter
@@ -1114,6 +1453,37 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         """Run `search_messages` asynchronously."""
         return await self._store.arun(self._search(user_id, text, limit, before))
 
+    def usage(self, user_id: str | None = None, *, since: datetime | None = None) -> dict[str, dict[str, int]]:
+        """Sum what a user's turns have cost, by model, as the providers counted it.
+
+        Calls that only prepare an answer are counted where turns are stored with `trace=True`; of other turns the
+        answers alone tell. Turns that are hidden, replaced or erased do not count. All of the user's turns are read.
+
+        Args:
+            user_id: The user; None for the unowned sessions.
+            since: Only turns since this time, an aware datetime.
+
+        Returns:
+            By the model's name (empty if it is unknown): `calls` and the sums of `input_tokens` and `output_tokens`.
+
+        Raises:
+            ConfigurationError: The histories cannot list a user's turns: layouts other than "turns".
+
+        Example:
+            >>> from langchain_core.messages import AIMessage, HumanMessage
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+            >>> counted = {"input_tokens": 9, "output_tokens": 2, "total_tokens": 11}
+            >>> histories("s1", "u1").add_messages([HumanMessage("Hi."), AIMessage("Hello!", usage_metadata=counted)])
+            >>> histories.usage("u1")
+            {'': {'calls': 1, 'input_tokens': 9, 'output_tokens': 2}}
+        """
+        return self._store.run(self._usage(_owner(user_id), since))
+
+    async def ausage(self, user_id: str | None = None, *, since: datetime | None = None) -> dict[str, dict[str, int]]:
+        """Run `usage` asynchronously."""
+        return await self._store.arun(self._usage(_owner(user_id), since))
+
     def purge(self, user_id: str) -> dict[str, int]:
         """Delete everything of a user for good, and make the store refuse turns that are still under way.
 
@@ -1182,6 +1552,22 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
         return Step(lambda: self._store.run(make_flow()), lambda: self._store.arun(make_flow()))
+
+    async def _usage(self, owner: str, since: datetime | None) -> dict[str, dict[str, int]]:
+        total: dict[str, dict[str, int]] = {}
+        after: ListPosition | None = None
+        while True:
+            turns, after = await self._store.find_turns(owner, [], after, FORWARD_PAGE)
+            for _, turn in turns:
+                if since and turn.created_at and turn.created_at < since:
+                    return total
+                for model, usage in sessions.usage_of(turn):
+                    counted = total.setdefault(model, {"calls": 0, "input_tokens": 0, "output_tokens": 0})
+                    counted["calls"] += 1
+                    for name in ("input_tokens", "output_tokens"):
+                        counted[name] += usage.get(name) or 0
+            if after is None:
+                return total
 
     async def _search(self, user_id: str | None, text: str, limit: int, before: str | None) -> list[FoundMessage]:
         owner, words, most = _owner(user_id), sessions.words_of(text), check_size(limit, "limit", 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit import errors
-from langchain_memkit.base import SessionHead, TokenCounter, Turn, check_id, describe_value
+from langchain_memkit.base import EDITS, SessionHead, TokenCounter, Turn, check_id, describe_value
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, same_messages, split_batch, with_ids
@@ -27,7 +28,11 @@ class SessionScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One document or row to store: encoded messages with their token counts."""
+    """One document or row to store: encoded messages with their token counts.
+
+    With `replaces` it hides every row of the session from that position up to its own. One without messages takes such
+    an edit back, whose position it replaces.
+    """
 
     op: str
     messages: list[dict[str, Any]]
@@ -35,6 +40,8 @@ class TurnRow:
     created_at: datetime | None = None  # None: the present
     expires_at: datetime | None = None  # None: according to the store's `ttl`
     is_deleted: bool = False
+    replaces: int | None = None
+    trace: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +121,109 @@ def may_append(head: SessionHead | None, turn: ReadVersion, purged: int, now: da
 
 
 def new_epoch() -> int:
-    """Draw a random 63-bit epoch, never 0."""
-    return secrets.randbits(63) or 1
+    """Draw a random 63-bit epoch, never 0; its last bits count edits, of which there are none yet."""
+    return (secrets.randbits(63 - EDITS) or 1) << EDITS
 
 
-def read_turn(row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None) -> Turn:
+def next_epoch(epoch: int, row: TurnRow) -> int:
+    """Return the epoch of a row after one with this epoch: the same, unless the row replaces others."""
+    return epoch if row.replaces is None else epoch >> EDITS << EDITS | ((epoch + 1) % (1 << EDITS) or 1)
+
+
+def was_edited(epoch: int) -> bool:
+    """Return whether a session may hold rows that replace others; it surely holds none if False."""
+    return epoch % (1 << EDITS) > 0
+
+
+class Edit(NamedTuple):
+    """A row that replaces others.
+
+    Attributes:
+        seq: Its position.
+        replaces: The position of the first row that it replaces.
+        is_undo: Whether it only takes back the edit at that position, and has no messages.
+    """
+
+    seq: int
+    replaces: Any
+    is_undo: bool = False
+
+
+class ReplacedTurns:
+    """The positions that rows with `replaces` hide: `seq in replaced`.
+
+    The newest row decides first: it hides the rows from `replaces` up to its own position, and a row that is hidden
+    hides none.
+
+    Args:
+        edits: Position and `replaces` of the rows of a session, newest first; rows that replace nothing do no harm.
+
+    Example:
+        >>> replaced = ReplacedTurns([Edit(9, 8), Edit(8, 2), Edit(5, 4)])  # the newest row takes the one at 8 back
+        >>> [seq for seq in range(1, 10) if seq not in replaced]
+        [1, 2, 3, 5, 6, 7, 9]
+    """
+
+    def __init__(self, edits: Iterable[Edit] = ()) -> None:
+        self.first = MOST + 1
+        """The lowest of these positions."""
+        found: list[tuple[int, int]] = []
+        for seq, first, _ in edits:
+            if seq < self.first and isinstance(first, int) and 0 < first < seq:
+                found.append((first, seq))
+                self.first = first
+        self.ranges = found[::-1]
+        """The first position of each range and the one after its last, in ascending order."""
+
+    def __contains__(self, seq: object) -> bool:
+        """Return whether a newer row hides the row at a position."""
+        if not isinstance(seq, int):
+            return False
+        i = bisect_right(self.ranges, (seq, MOST + 1))
+        return bool(i) and seq < self.ranges[i - 1][1]
+
+
+def replaced_in(edits: Iterable[tuple[str, Edit]]) -> list[tuple[str, int, int]]:
+    """Return the ranges of positions that rows replace, of many sessions: session, first position, one after the last.
+
+    Args:
+        edits: The rows that replace others, each with its session, in any order.
+    """
+    sessions: dict[str, list[Edit]] = {}
+    for session_id, edit in sorted(edits, key=lambda found: -found[1].seq):
+        sessions.setdefault(session_id, []).append(edit)
+    return [(name, *each) for name, found in sessions.items() for each in ReplacedTurns(found).ranges]
+
+
+def read_turn(
+    row: Mapping[str, Any],
+    counter: TokenCounter | None,
+    newest: int | None = None,
+    replaced: Container[int] = (),
+) -> Turn:
     """Decode a stored row into a `Turn`. Damaged messages, or a newer format, become a line in `problems`.
 
     Args:
         row: The stored row.
         counter: Counts the tokens where the stored counts are of another counter.
         newest: Stop after decoding one message more than this number, counted from the end; None decodes all.
+        replaced: The positions of replaced turns.
     """
     seq, created_at, expires_at = row.get("seq"), row.get("createdAt"), row.get("expiresAt")
+    replaces = row.get("replaces")
     where = f"turn {seq if isinstance(seq, int) else '?'}"
     turn = Turn(
         seq if isinstance(seq, int) else 0,
-        row["epoch"] if isinstance(row.get("epoch"), int) else 0,
+        int(row["epoch"]) if isinstance(row.get("epoch"), int) else 0,  # plain, not bson's Int64
         str(row.get("op")),
         created_at if isinstance(created_at, datetime) else None,
         [],
         [],
         expires_at=expires_at if isinstance(expires_at, datetime) else None,
         is_deleted=row.get("isDeleted") is True or row.get("isActive") is False,
+        replaces=int(replaces) if isinstance(replaces, int) and isinstance(seq, int) and 0 < replaces < seq else None,
+        is_replaced=seq in replaced,
+        trace=row["trace"] if isinstance(row.get("trace"), dict) else None,
     )
     version, stored = row.get("v"), row.get("messages")
     if version != FORMAT_VERSION:
@@ -224,7 +311,7 @@ def plan_append(
     if len(found) == len(batch.rows):
         return [], found[-1] if found else 0
     if not may_append(head, origin, purged, now):
-        msg = f"session {scope.session_id!r} was cleared while this turn ran, so the turn was not stored"
+        msg = f"session {scope.session_id!r} was cleared or edited while this turn ran, so the turn was not stored"
         raise errors.StaleTurnError(msg, **batch.error_context)
     if expected_seq is not None and expected_seq != (head or EMPTY).seq:
         msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
@@ -235,7 +322,7 @@ def plan_append(
     inserts: list[tuple[SessionHead, TurnRow]] = []
     for row in batch.rows:
         if row.op not in stored:
-            end = end._replace(seq=end.seq + 1)
+            end = end._replace(seq=end.seq + 1, epoch=next_epoch(end.epoch, row))
             inserts.append((end, row))
     return inserts, end.seq
 
@@ -290,7 +377,9 @@ class Page(NamedTuple):
     head: SessionHead | None = None
 
 
-def prepare_batch(messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None) -> Batch:
+def prepare_batch(
+    messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None, replaces: int | None = None
+) -> Batch:
     """Validate, identify, encode and count a batch of messages, and split it if it is a long import. No I/O."""
     passed: object = messages
     if isinstance(passed, (BaseMessage, str)):  # iterating it would take it apart
@@ -307,9 +396,19 @@ def prepare_batch(messages: Iterable[BaseMessage], turn_id: str | None, counter:
     # Ids, and with them the op, are fixed before the first attempt: every retry of this batch carries the same op, so
     # the store can tell it from a second turn with the same words.
     op = batch_op(identified, None if turn_id is None else check_id(turn_id, "turn_id"))
+    if replaces is not None and turn_id is None:  # the same messages may be stored already, as a turn of their own
+        op = f"edit:{replaces}:{op}"
     sizes = [len(str(data).encode("utf-8", "replace")) for data in encoded]
     ranges = split_batch(identified, sizes)
     # Each part of an import has an op of its own, so a repeated import finds the parts that are stored.
     names = [op] if len(ranges) == 1 else [f"part:{i:06d}:{op}" for i in range(len(ranges))]
-    rows = [TurnRow(name, encoded[a:b], tokens[a:b]) for name, (a, b) in zip(names, ranges, strict=True)]
-    return Batch(given, identified, rows, turn_id)
+    rows = [
+        TurnRow(name, encoded[a:b], tokens[a:b], replaces=replaces) for name, (a, b) in zip(names, ranges, strict=True)
+    ]
+    batch = Batch(given, identified, rows, turn_id)
+    if replaces is not None and len(rows) > 1:  # several rows are not stored in one step
+        msg = (
+            f"{len(given)} messages of several turns are too many to replace a turn in one step: replace it by one turn"
+        )
+        raise errors.MessageTooLargeError(msg, **batch.error_context)
+    return batch

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._unicode import IS_DENSE
-from langchain_memkit.base import FoundMessage, ListPosition, SessionInfo, Turn, check_text
+from langchain_memkit.base import FoundMessage, ListPosition, SessionInfo, Turn, check_text, same_conversation
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import escaped, message_text, printable, role_of
 from langchain_memkit.messages.trimming import is_user_message
@@ -90,7 +90,8 @@ def describe_session(
     said = [message for turn in first for message in turn.messages]
     question = next(filter(is_user_message, said), said[0] if said else None)
     answer = next((m.text for m in reversed(last.messages if last else ()) if m.text.strip()), "")
-    kept = details if details and last and details.epoch == last.epoch else SessionDetails()
+    is_valid = details and last and details.epoch and same_conversation(details.epoch, last.epoch)
+    kept = details if details and is_valid else SessionDetails()
     title = str(kept.title or "") or beginning(question.text if question else "", TITLED)
     return replace(info, title=title, metadata=_metadata_in(kept.metadata), preview=beginning(answer, PREVIEWED))
 
@@ -239,3 +240,14 @@ def title_in(answer: str) -> str:
     line = next(filter(None, map(str.strip, answer.splitlines())), "")
     bare = re.sub(r"^title:", "", line.strip(QUOTES), flags=re.IGNORECASE)
     return beginning(bare.strip(QUOTES), MODEL_TITLE)
+
+
+# -- what turns cost
+
+
+def usage_of(turn: Turn) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return model and usage of each call of a turn that tells it: by its trace if it has one, else by its answers."""
+    if turn.trace:
+        return [(str(call["model"]), call["usage"]) for call in turn.trace["calls"] if call.get("usage")]
+    answers: Any = [m for m in turn.messages if getattr(m, "usage_metadata", None)]
+    return [(str(m.response_metadata.get("model_name") or ""), m.usage_metadata) for m in answers]

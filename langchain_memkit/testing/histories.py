@@ -8,11 +8,27 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_memkit.errors import HistoryConflictError, IdempotencyConflictError, StaleTurnError
+from langchain_memkit.base import Window
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryConflictError,
+    IdempotencyConflictError,
+    StaleTurnError,
+)
+from langchain_memkit.stores.history import TurnHistory
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, text_of_each
 
 __all__ = ["ChatMessageHistoryContract"]
+
+
+def editable(history: TurnHistory) -> TurnHistory:
+    """Return a history, or skip the test if its store refuses edits."""
+    try:
+        history.turn_store.check_edits()
+    except ConfigurationError:
+        pytest.skip("the store refuses edits")
+    return history
 
 
 class ChatMessageHistoryContract(LangChainHistoryContract):
@@ -135,6 +151,68 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         assert call(history, "restore_turn", 2)
         assert text_of_each(call(history, "messages")) == ["a", "b", "c"]
         assert not call(history, "delete_turn", 99)
+
+    def test_edit(self, make_history: MakeHistory, call: Call) -> None:
+        """An edit replaces a turn and all after it, for every reader; it is stored once, and can be taken back."""
+        history = editable(make_history("s1"))
+        for text in "abcd":
+            call(history, "append_turn", exchange(text), turn_id=text)
+        assert [call(history, "edit", 2, exchange("e"), turn_id="e") for _ in range(2)] == [5, 5]
+        call(history, "append_turn", exchange("f"))
+        told = ["a", "re: a", "e", "re: e", "f", "re: f"]
+        ids = [m.id for m in call(history, "messages")]
+        assert text_of_each(call(history, "messages")) == text_of_each(call(history, "iter_messages")) == told
+        assert text_of_each(call(history, "tail", max_messages=4)) == told[2:]
+        assert call(history, "last_questions", 9) == ["f", "e", "a"]
+        turns = call(history, "iter_turns", hidden=True)
+        assert [turn.is_replaced for turn in turns] == [False, True, True, True, False, False]
+        assert [turn.replaces for turn in turns] == [None, None, None, None, 2, None]
+        assert call(history, "stored_ids", [m.id for turn in turns for m in turn.messages]) == {*ids}
+        for gone in (3, 9):
+            with pytest.raises(HistoryConflictError):
+                call(history, "edit", gone, exchange("x"))
+        assert call(history, "delete_turn", 5)
+        assert text_of_each(call(history, "messages")) == [*told[:2], *told[4:]]
+        assert call(history, "undo_edit")
+        assert text_of_each(call(history, "messages")) == [text for t in "abcd" for text in (t, f"re: {t}")]
+        assert text_of_each(call(history, "messages")) == text_of_each(call(history, "iter_messages"))
+        assert not call(history, "undo_edit")
+        call(history, "edit", 4, exchange("g"))
+        call(history, "clear")
+        assert call(history, "messages") == []
+        assert not call(history, "undo_edit")
+
+    def test_turn_that_began_before_an_edit(self, make_history: MakeHistory, call: Call) -> None:
+        """A turn that saw what an edit replaced is refused; what came before the edit stays known."""
+        history = editable(make_history("s1"))
+        for text in "abc":
+            call(history, "append_turn", exchange(text))
+        before = call(history, "view")
+        call(history, "edit", 3, exchange("d"))
+        with pytest.raises(StaleTurnError):
+            call(history, "append_turn", exchange("about c"), epoch=before.epoch)
+        window = Window(after=before.messages.position(1))
+        assert text_of_each(call(history, "view", window=window).messages) == ["b", "re: b", "d", "re: d"]
+        window = Window(after=before.messages.position(5))
+        assert len(call(history, "view", window=window).messages) == 6
+
+    def test_fork(self, make_history: MakeHistory, call: Call) -> None:
+        """A fork holds what is shown up to a position, and nothing that was replaced; it is repeatable."""
+        history = editable(make_history("s1"))
+        for text in "abcd":
+            call(history, "append_turn", exchange(text))
+        call(history, "edit", 2, exchange("e"))
+        call(history, "append_turn", exchange("f"))
+        for _ in range(2):
+            assert call(history, "fork", "s2", at=5).session_id == "s2"
+        other = make_history("s2")
+        assert text_of_each(call(other, "messages")) == ["a", "re: a", "e", "re: e"]
+        assert [turn.seq for turn in call(other, "iter_turns")] == [1, 2]
+        assert len(call(other, "stored_ids", [m.id for m in call(history, "messages")])) == 4
+        assert call(other, "append_turn", exchange("g")) == 3
+        with pytest.raises(HistoryConflictError):
+            call(history, "fork", "s2")
+        assert len(call(history, "messages")) == len(call(other, "messages")) == 6
 
     def test_stored_ids(self, make_history: MakeHistory, call: Call) -> None:
         """Only ids of this session are known."""

@@ -106,6 +106,56 @@ messages: st.SearchStrategy[BaseMessage] = st.one_of(
 class HistoryPropertiesContract:
     """Contract with random input; give it the `make_history` fixture of the other contracts."""
 
+    def test_edits_like_a_list(self, make_history: MakeHistory) -> None:
+        """Random turns, edits, undos and soft deletes: every way to read shows what a list of them shows."""
+
+        @settings(SETTINGS, max_examples=60)
+        @given(st.lists(st.tuples(st.sampled_from("aaaeeudr"), st.integers(0, 99)), min_size=1, max_size=25))
+        def check(steps: list[tuple[str, int]]) -> None:
+            user = str(uuid4())
+            history: Any = make_history(str(uuid4()), user)
+            shown, count, deleted = list[int](), 0, set[int]()
+            before: dict[int, list[int]] = {}  # what was shown before each edit
+            for step, n in steps:
+                told = [seq for seq in shown if seq not in deleted]
+                if step == "u":
+                    newest = max((seq for seq in shown if seq in before), default=None)
+                    assert history.undo_edit() is (newest is not None)
+                    count += newest is not None
+                    shown = shown if newest is None else before[newest]
+                elif step in "dr" and shown:
+                    seq = shown[n % len(shown)]
+                    (history.delete_turn if step == "d" else history.restore_turn)(seq)
+                    (deleted.add if step == "d" else deleted.discard)(seq)
+                elif step == "e" and told:
+                    seq, count = told[n % len(told)], count + 1
+                    before[count] = shown
+                    shown = [each for each in shown if each < seq] + [count]
+                    assert history.edit(seq, [HumanMessage(str(count), id=str(count))]) == count
+                elif step == "a":
+                    count += 1
+                    shown = [*shown, count]
+                    assert history.append_turn([HumanMessage(str(count), id=str(count))]) == count
+            told = [seq for seq in shown if seq not in deleted]
+            assert [int(m.text) for m in history.messages] == told
+            assert [turn.seq for turn in history.iter_turns()] == told
+            assert [int(text) for text in history.last_questions(99)] == told[::-1]
+            assert {int(each) for each in history.stored_ids([str(n) for n in range(30)])} == {*told}
+            assert [int(m.text) for m in history.tail(max_messages=3)] == told[-3:]
+            store = history.turn_store
+            assert [each.turns for each in store.run(store.sessions(user))] == [len(told)] * bool(told)
+            assert [each.turns for each in store.run(store.sessions(user, hidden=True))] == [len(shown)] * bool(shown)
+            for seq in told:
+                view = history.view(replaces=seq, max_messages=4)
+                assert [int(m.text) for m in view.messages] == [n for n in told if n < seq][-4:]
+                assert view.seq == count
+            if told:
+                fork = history.fork(str(uuid4()))
+                assert [int(m.text) for m in fork.messages] == told
+                assert [turn.seq for turn in fork.iter_turns()] == list(range(1, len(told) + 1))
+
+        check()
+
     def test_what_is_accepted_comes_back_equal(self, make_history: MakeHistory) -> None:
         """500 random batches: equal on return, ids apart, or refused with nothing stored."""
         accepted = 0

@@ -32,7 +32,7 @@ ARROWS = {
     "_progress": set(),
     "_unicode": set(),
     "_sync": {"errors"},
-    "_histories": {"_sync", "base", "messages"},
+    "_histories": {"_sync", "base", "errors", "messages"},
     "base": {"errors"},
     "messages": {"base", "errors"},
     "matching": {"_unicode", "errors"},

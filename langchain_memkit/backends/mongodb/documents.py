@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
@@ -17,19 +17,21 @@ from langchain_memkit.base import ListPosition, SessionHead, TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
-from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, SessionScope, TurnRow
+from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, Edit, SessionScope, TurnRow
 from langchain_memkit.stores.sessions import SessionQuery
 
 Kind = Literal["turn", "clear", "purge"]
-NO_TURNS = ["clear", "purge", "void", "opening"]
-"""Kinds of documents without messages: clear and purge markers, voided turns, and a user's opening document."""
+MARKERS = ["clear", "purge", "void", "opening"]
+"""Kinds of documents that expire: clear and purge markers, voided turns, and a user's opening document."""
+NO_TURNS = [*MARKERS, "undo"]
+"""Kinds of documents without messages: those, and what takes an edit back."""
 APART = ["clear", "session"]
 """Kinds of documents that a list of sessions needs beside the turns: tombstones, and titles with metadata."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """Filter that leaves out soft-deleted documents."""
 FIELDS = (
     "_id", "user_id", "session_id", "seq", "v", "kind", "epoch", "base", "op", "createdAt", "storedAt", "expiresAt",
-    "messages", "tokens", "token_counter", "isActive", "isDeleted",
+    "messages", "tokens", "token_counter", "replaces", "trace", "isActive", "isDeleted",
 )  # fmt: skip
 OURS = {"seq": {"$exists": True}}
 """Filter for memkit's documents, which rows of langchain-mongodb do not match; the unique indexes are partial on it."""
@@ -37,12 +39,15 @@ DETAILS = -1
 """Position of the document with a session's title and metadata; a clear deletes it as it deletes damaged positions."""
 BY_TIME = [("user_id", 1), ("createdAt", -1), ("session_id", 1), ("seq", -1)]
 """Keys of the index by which sessions are listed and searched; a turn needs it neither to be read nor stored."""
+EDITS = {"replaces": {"$gt": 0}}
+"""Filter for documents that replace others, which are few."""
 OPENING = 0
 """Position of the document that opens a user's session; it is below the position of every turn."""
 IN_TWO_HOURS = {"$add": ["$$NOW", MARKER_TTL // timedelta(milliseconds=1)]}
 """Pipeline expression for the expiry of a document without messages, by the server's clock."""
 CLOCKS = timedelta(minutes=5)  # a client's date that is at most so far behind the server's counts as the server's
-STORED = {"$cond": [{"$eq": [{"$type": "$storedAt"}, "timestamp"]}, {"$toDate": "$storedAt"}, "$createdAt"]}
+IS_DATED = {"$in": [{"$type": "$storedAt"}, ["timestamp", "date"]]}
+STORED = {"$cond": [IS_DATED, {"$toDate": "$storedAt"}, "$createdAt"]}
 LONG_AGO = {"$subtract": ["$$NOW", (MARKER_TTL + 2 * CLOCKS) // timedelta(milliseconds=1)]}
 STORED_LONG_AGO = {"$expr": {"$and": [{"$eq": [{"$type": STORED}, "date"]}, {"$lt": [STORED, LONG_AGO]}]}}
 """Filter for what was stored, by the server's clock, before any writer that may still come read its session."""
@@ -67,6 +72,7 @@ def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[I
         IndexModel([*scope, ("seq", ASCENDING)], unique=True, name="memkit_seq", **partial),
         IndexModel([*scope, ("op", ASCENDING)], unique=True, name="memkit_op", **partial),
         IndexModel([*scope, ("messages.id", ASCENDING)], name="memkit_message_ids", **partial),
+        IndexModel([*scope, ("replaces", ASCENDING)], name="memkit_edits", partialFilterExpression=EDITS),
         IndexModel(scope, name="memkit_shard_key"),
         IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, name="memkit_ttl", **partial),
         IndexModel(BY_TIME, name=LISTING, **partial),
@@ -93,7 +99,7 @@ def turn_document(
         "tokens": row.tokens,
         "token_counter": counter_name(settings.token_counter),
         "op": row.op,
-        "kind": "turn",
+        "kind": "turn" if row.messages else "undo",
         "epoch": head.epoch,
         "base": head.base,
         "v": FORMAT_VERSION,
@@ -103,7 +109,8 @@ def turn_document(
     if now < server_now - CLOCKS:
         document["storedAt"] = Timestamp(0, 0)
     expires = expiry(row, now, settings)
-    return {**document, **expires, **({"isDeleted": True} if row.is_deleted else {})}
+    marks = {"replaces": row.replaces, "isDeleted": row.is_deleted, "trace": row.trace}
+    return {**document, **expires, **{name: mark for name, mark in marks.items() if mark}}
 
 
 def expiry(row: TurnRow, created_at: datetime, settings: Settings) -> BsonDict:
@@ -122,7 +129,9 @@ def contentless(kind: str, op: str, head: SessionHead) -> list[BsonDict]:
     return [{"$set": {"createdAt": "$$NOW", **literal, "expiresAt": IN_TWO_HOURS}}]
 
 
-def turns_of_sessions(asked: SessionQuery, names: list[str] | None, now: datetime) -> list[BsonDict]:
+def turns_of_sessions(
+    asked: SessionQuery, names: list[str] | None, now: datetime, unreplaced: BsonDict
+) -> list[BsonDict]:
     """Build the pipeline that counts the turns of sessions and finds the `_id`s of the first question and last turn.
 
     Rows are grouped by session, `base` and `kind`: turns below the highest base are void, also before they are erased.
@@ -130,7 +139,7 @@ def turns_of_sessions(asked: SessionQuery, names: list[str] | None, now: datetim
     turn: BsonDict = {"kind": {"$nin": NO_TURNS}, "expiresAt": {"$not": {"$lte": now}}}
     match = turns_filter(asked.user_id, seq={"$gte": DETAILS, "$lte": MOST})
     match["$or"] = [turn | ({} if asked.hidden else SHOWN), {"kind": {"$in": APART}}]
-    match |= {} if names is None else {"session_id": {"$in": names}}
+    match |= unreplaced | ({} if names is None else {"session_id": {"$in": names}})
     roles = {"$cond": [{"$isArray": "$messages.role"}, "$messages.role", []]}
     place = {"seq": "$seq", "id": "$_id"}
     found = {
@@ -174,6 +183,25 @@ def date_of(value: object) -> datetime | None:
     return value if isinstance(value, datetime) else None
 
 
+def opening(scope: SessionScope) -> tuple[BsonDict, list[BsonDict]]:
+    """Build filter and pipeline of the upsert that makes a user's session known to a purge before it holds a turn."""
+    return turns_filter(*scope, seq={"$eq": OPENING}), contentless("opening", "opening", SessionHead(0, 0, 0))
+
+
+def copying(
+    scope: SessionScope, session_id: str, into: str, known: set[str], before: int, ops: list[str], head: SessionHead
+) -> list[BsonDict]:
+    """Build the pipeline that copies turns into another session, in this order after a position, but the known ones."""
+    place = {"$add": [before + 1, {"$indexOfArray": [{"$literal": ops}, "$op"]}]}
+    made = {"session_id": {"$literal": session_id}, "seq": place, "storedAt": "$$NOW"}
+    return [
+        {"$match": turns_filter(*scope, op={"$in": [op for op in ops if op not in known]}, kind={"$nin": NO_TURNS})},
+        {"$set": {**made, "epoch": {"$literal": head.epoch}, "base": {"$literal": head.base}}},
+        {"$unset": ["_id", "replaces"]},
+        {"$merge": {"into": into, "whenMatched": "fail"}},
+    ]
+
+
 def voided(epoch: int) -> list[BsonDict]:
     """Build the update pipeline that empties the turns before a tombstone; their positions stay, for late writers."""
     # The `op` gives way to one made of the position, because the same turn may be stored once more after the clear.
@@ -198,12 +226,19 @@ def is_live(document: BsonDict, base: int, now: datetime, hidden: bool = False) 
     return document.get("kind", "turn") not in NO_TURNS and not is_void and is_shown(document, now, hidden)
 
 
+def edits_of(documents: Iterable[BsonDict], base: int, now: datetime) -> list[Edit]:
+    """Return those of a session's documents, newest first, that replace others, and are neither erased nor expired."""
+    made = [d for d in documents if d.get("replaces") and is_shown(d, now, hidden=True)]
+    edits = [Edit(position(d.get("seq")), d["replaces"], d.get("kind") == "undo") for d in made]
+    return sorted((edit for edit in edits if edit.seq > base), key=lambda edit: -edit.seq)
+
+
 def head_of(documents: list[BsonDict]) -> SessionHead | None:
     """Return the session's head, given its newest documents, newest first; None if none is undamaged."""
     for document in documents:
         epoch, base = document.get("epoch"), document.get("base")
         if isinstance(epoch, int) and isinstance(base, int):
-            contentless, expires = document.get("kind") in NO_TURNS, document.get("expiresAt") is not None
+            contentless, expires = document.get("kind") in MARKERS, document.get("expiresAt") is not None
             last: Any = "marker" if contentless else "expiring turn" if expires else "turn"
             return SessionHead(max(position(d.get("seq")) for d in documents), int(epoch), int(base), last)
     return None

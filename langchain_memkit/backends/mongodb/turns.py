@@ -21,9 +21,9 @@ from pymongo.read_concern import ReadConcern
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict
-from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
+from langchain_memkit.backends.mongodb.commands import BATCH, Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
-from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn
+from langchain_memkit.base import EDITS, ListPosition, SessionHead, SessionInfo, Turn, same_conversation
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows
@@ -170,15 +170,20 @@ class Append:
         # The epoch of a session that begins with a tombstone lives in that tombstone. Extend its life before inserting
         # after it; if it expired meanwhile, return and let the next try read the head again.
         if head.last == "marker":
-            tombstone = turns_filter(*scope, seq={"$eq": head.seq}, kind={"$in": NO_TURNS}, epoch={"$eq": head.epoch})
+            tombstone = turns_filter(
+                *scope, seq={"$eq": head.seq}, kind={"$in": docs.MARKERS}, epoch={"$eq": head.epoch}
+            )
             longer = [{"$set": {"expiresAt": docs.IN_TWO_HOURS}}]
             renewed = await self.store.command(lambda c: c.update_one(tombstone, longer), self._seconds)
             if not renewed.matched_count:
                 return
-        # The first turn of an empty session draws the session's epoch; every later one repeats the head's.
+        # The first turn of an empty session draws the session's epoch; every later one repeats the head's, unless it
+        # replaces others.
         end = head if head.seq else SessionHead(0, history_rows.new_epoch(), 0)
-        heads = [end._replace(seq=end.seq + i, last="turn") for i in range(1, len(self.pending) + 1)]
-        rows = [row for _, row in self.pending]
+        rows, heads = [row for _, row in self.pending], list[SessionHead]()
+        for row in rows:
+            end = end._replace(seq=end.seq + 1, last="turn", epoch=history_rows.next_epoch(end.epoch, row))
+            heads.append(end)
         settings, now = store.settings, self.now
         documents = [docs.turn_document(scope, *pair, settings, now) for pair in zip(heads, rows, strict=True)]
         inserted, failed = len(heads), None
@@ -214,14 +219,13 @@ class Append:
         purged = 0
         if origin.epoch is not None and scope.user_id and not (head.seq and head.epoch == origin.epoch):
             if not head.seq:
-                opening = turns_filter(*scope, seq={"$eq": docs.OPENING})
-                made = docs.contentless("opening", "opening", EMPTY)
+                opening, made = docs.opening(scope)
                 await self.store.command(lambda c: c.update_one(opening, made, upsert=True), self._seconds)
             purged = (await self._head(SessionScope(scope.user_id, ""))).epoch
         # The epoch first: a turn of an erased session is dropped, whatever position the caller expected.
         context = self.batch.error_context
         if not history_rows.may_append(head if head.seq else None, origin, purged, store.settings.now()):
-            erased = "was cleared, or its user purged," if purged else "was cleared"
+            erased = "was cleared, or its user purged," if purged else "was cleared or edited"
             msg = f"session {scope.session_id!r} {erased} while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **context)
         if self.expected_seq is not None and self.expected_seq != head.seq:
@@ -240,6 +244,10 @@ class Append:
             return
         self.last = tombstone
         self.pending.clear()
+
+
+def _aggregate(pipeline: list[BsonDict], collection: Any) -> Any:
+    return commands.rows_of(collection.aggregate(pipeline))
 
 
 def newest_first(sessions: Iterable[SessionInfo]) -> list[SessionInfo]:
@@ -285,7 +293,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query = turns_filter(*scope, seq={"$gt": base, **({"$lte": MOST} if before is None else {"$lt": before})})
         # Fetch only so many messages of each document, and one more, from its end: those of an import are long.
         newest = {"$slice": -1 - min(enough.messages or 0, MAX_SLICE)}
-        fields = None if enough.messages is None else {"messages": newest, "tokens": newest}
+        cut = {} if enough.messages is None else {"messages": newest, "tokens": newest}
+        fields: dict[str, object] = {"trace": 0, **cut}
         documents = await self.find(query, fields, sort=[("seq", -1)], limit=limit)
         found = docs.head_of(documents)
         head = found or EMPTY
@@ -296,12 +305,17 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             # The tombstone of the user's last purge lies under the empty session id.
             epoch = (docs.head_of(await self.read(self.newest(SessionScope(scope.user_id, "")))) or EMPTY).epoch
         now = self.settings.now()
-        turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now), enough)
-        if fields and any(turn.problems for turn in turns):
+        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
+        turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
+        if cut and any(turn.problems for turn in turns):
             # The documents were cut to their newest messages, but unreadable ones do not count: read them whole.
             documents = await self.find(query, sort=[("seq", -1)], limit=limit)
-            turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now), enough)
+            replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
+            turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
+        # The next page begins below what the documents of this one replace, as far as they were read.
+        jump = turns[-1].replaces if stopped else replaced.first if replaced.first < docs.position(last) else None
+        last = jump or last
         if stopped or (len(documents) == limit and docs.position(last) > base + 1):
             return Page(turns, head.seq, epoch, now, (last, base), known)
         if head.base and not scope.user_id and older is None and not self._warned:
@@ -318,20 +332,38 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Return a page of turns, oldest first: langchain-mongodb's rows, then ours."""
         # No head while paging through langchain-mongodb's rows: they are not in our index, so it would cost a scan.
         legacy = after if isinstance(after, LegacyPosition) else None
-        base = 0
+        head = EMPTY
         if legacy is None:
-            base = (docs.head_of(await self.read(self.newest(scope, "majority"))) or EMPTY).base
+            head = docs.head_of(await self.read(self.newest(scope, "majority"))) or EMPTY
+        base = head.base
         if legacy or (after is None and not scope.user_id and not base):
             turns, following = await self._legacy_page(scope, legacy or LegacyPosition(), 1, limit)
             return turns, following or 0
-        query = turns_filter(*scope, seq={"$gt": max(after or 0, base), "$lte": MOST})
+        # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
+        at, end = after if isinstance(after, tuple) else (after, head.seq or MOST)
+        query = turns_filter(*scope, seq={"$gt": max(at or 0, base), "$lte": end})
         documents = await self.find(query, sort=[("seq", 1)], limit=limit)
-        turns = list(self._live_turns(documents, base, self.settings.now(), hidden))
-        return turns, documents[-1]["seq"] if len(documents) == limit else None
+        edits = await self.edits(scope) if history_rows.was_edited(head.epoch) else []
+        replaced = history_rows.ReplacedTurns(edit for edit in edits if edit.seq <= end)
+        turns = list(self._live_turns(documents, base, self.settings.now(), replaced, hidden))
+        return turns, (documents[-1]["seq"], end) if len(documents) == limit else None
 
-    def _live_turns(self, documents: list[BsonDict], base: int, now: datetime, hidden: bool = False) -> Iterator[Turn]:
-        live = (document for document in documents if is_live(document, base, now, hidden))
-        return (history_rows.read_turn(document, self.settings.token_counter) for document in live)
+    def _live_turns(
+        self,
+        documents: list[BsonDict],
+        base: int,
+        now: datetime,
+        replaced: history_rows.ReplacedTurns,
+        hidden: bool = False,
+    ) -> Iterator[Turn]:
+        for document in documents:
+            if is_live(document, base, now, hidden) and (hidden or document.get("seq") not in replaced):
+                yield history_rows.read_turn(document, self.settings.token_counter, replaced=replaced)
+
+    async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
+        """Return the documents that replace others, newest first."""
+        found = await self.find({**turns_filter(*scope), **docs.EDITS}, ["seq", "replaces", "kind", "expiresAt"])
+        return docs.edits_of(found, 0, self.settings.now())
 
     async def _legacy_page(
         self, scope: SessionScope, at: LegacyPosition, direction: int, limit: int
@@ -360,18 +392,26 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return str(rows[0]["_id"]) if rows else None
 
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
-        """Return which of the ids belong to live messages of the session: one indexed query."""
-        query = {**self.filter(scope), "messages.id": {"$in": list(ids)}}
-        documents = await self.find(query, ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt"])
-        now = self.settings.now()
-        live = [m.get("id") for d in documents if is_live(d, 0, now) for m in d.get("messages") or ()]
+        """Return which of the ids belong to live messages of the session: one query of two indexes."""
+        # what replaces others is read as well, since it may replace the messages
+        sought: list[BsonDict] = [
+            {"messages.id": {"$in": list(ids)}},
+            *([docs.EDITS] if self.layout == "turns" else []),
+        ]
+        either = [{**self.filter(scope), **one} for one in sought]
+        fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt", "replaces"]
+        documents, now = await self.find({"$or": either}, fields), self.settings.now()
+        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, 0, now))
+        shown = [d for d in documents if is_live(d, 0, now) and d.get("seq") not in replaced]
+        live = [m.get("id") for d in shown for m in d.get("messages") or ()]
         return set(ids) & {i for i in live if isinstance(i, str)}  # an id that is no valid UTF-8 is stored as a dict
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first; with `hidden`, soft-deleted turns count as well."""
         live: BsonDict = {"kind": {"$nin": NO_TURNS}, "expiresAt": {"$not": {"$lte": self.settings.now()}}}
         live |= {} if hidden else SHOWN
-        merged = {s.session_id: s for s in await self.grouped(turns_filter(user_id, **live), "session_id", "createdAt")}
+        match = {**turns_filter(user_id, **live), **await self._unreplaced(user_id)}
+        merged = {s.session_id: s for s in await self.grouped(match, "session_id", "createdAt")}
         if not user_id:
             for rows in await self.grouped(self._legacy_sessions(), self.settings.legacy_keys[0], "_id"):
                 ours = merged.get(rows.session_id, SessionInfo(rows.session_id, 0, None, rows.updated_at))
@@ -405,7 +445,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             names = [row["session_id"] for row in await self.find(query, ["session_id"])]
         if names is None:
             await self.ping()
-        rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now()))
+        unreplaced = await self._unreplaced(asked.user_id, names)
+        rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now(), unreplaced))
         found: dict[str, BsonDict] = {}
         details: dict[str, SessionDetails] = {}
         bases = [base if isinstance(base := row["_id"].get("base"), int) else 0 for row in rows]
@@ -440,7 +481,9 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         patterns = [{"$regex": word_pattern(word), "$options": "i"} for word in words]
         said = [{"$or": [{"messages.content": each}, {"messages.content.text": each}]} for each in patterns]
         query = turns_filter(user_id, kind={"$nin": NO_TURNS}, createdAt=docs.until(after))
-        query |= {**SHOWN, "session_id": {"$type": "string"}, "$and": [*said, *docs.later(after)]}
+        further = [*said, *docs.later(after)]
+        query |= {**SHOWN, "session_id": {"$type": "string"}, **({"$and": further} if further else {})}
+        query |= await self._unreplaced(user_id)
         await self.ping()
         documents = await self.by_index(query, docs.BY_TIME, None, limit, self.settings.save_timeout)
         heads = {d["session_id"]: EMPTY for d in documents}
@@ -453,6 +496,15 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             return turns, None
         last = documents[-1]
         return turns, ListPosition(last["createdAt"], last["session_id"], docs.position(last["seq"]))
+
+    async def _unreplaced(self, user_id: str, names: list[str] | None = None) -> BsonDict:
+        """Return the condition that leaves out what edits replaced in a user's sessions, or in some of them."""
+        query = turns_filter(user_id) | docs.EDITS | ({} if names is None else {"session_id": {"$in": names}})
+        found = await self.find(query, ["session_id", "seq", "replaces", "expiresAt"])
+        edits = [(d["session_id"], edit) for d in found for edit in docs.edits_of([d], 0, self.settings.now())]
+        ranges = history_rows.replaced_in(edits)
+        hidden = [{"session_id": {"$eq": name}, "seq": {"$gte": a, "$lt": b}} for name, a, b in ranges]
+        return {"$nor": hidden} if hidden else {}
 
     async def grouped(self, match: BsonDict, key: str, date: str) -> list[SessionInfo]:
         """Count the matching documents by a field, with the first and last date; an `_id` holds its date."""
@@ -490,10 +542,11 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             return await super().update_session(scope, title, metadata, epoch)
         await self.ensure()
         turn = await self._last_turn(scope)
-        if turn is None or epoch not in (None, turn["epoch"]):
+        if turn is None or not same_conversation(epoch or 0, turn["epoch"]):
             return False
         query, epoch = turns_filter(*scope, seq={"$eq": docs.DETAILS}), turn["epoch"]
-        await self.delete_many({**query, "epoch": {"$ne": epoch}})
+        begin = turn["epoch"] >> EDITS << EDITS  # edits of the conversation change the last bits only
+        await self.delete_many({**query, "epoch": {"$not": {"$gte": begin, "$lt": begin + (1 << EDITS)}}})
         kept = {"title": title, "metadata": metadata}
         given = {name: value for name, value in kept.items() if value is not None}
         fresh: BsonDict = {"op": "session", "kind": "session", "v": FORMAT_VERSION, "title": "", "metadata": "{}"}
@@ -502,7 +555,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         await self.sent(lambda c: c.update_one(query, {"$set": now, "$setOnInsert": made}, upsert=True), begun=True)
         # A clear inserts its tombstone, then erases: it erased this document, or the tombstone is seen now.
         again = await self._last_turn(scope)
-        is_stored = again is not None and again["epoch"] == epoch
+        is_stored = again is not None and same_conversation(again["epoch"], turn["epoch"])
         if not is_stored:
             await self.delete_many({**query, "epoch": {"$eq": epoch}}, begun=True)
         return is_stored
@@ -510,12 +563,63 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     async def _last_turn(self, scope: SessionScope) -> BsonDict | None:
         """Return epoch and expiry of the session's newest turn; None if it holds none."""
         document = next((d for d in await self.read(self.newest(scope)) if docs.head_of([d])), None)
-        return document if document and is_live(document, 0, self.settings.now(), hidden=True) else None
+        turn = document and {**document, "kind": "turn" if document.get("kind") == "undo" else document.get("kind")}
+        return turn if turn and is_live(turn, 0, self.settings.now(), hidden=True) else None
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""
         for some in batches(ops):
             await self.delete_many(turns_filter(*scope, op={"$in": some}), begun=some[0] != ops[0])
+
+    async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
+        """Copy the turns that are shown into another session, without reading their messages.
+
+        The last one goes first. Its base is its own position, so readers see nothing of the session yet; once all are
+        there the base is put right, which shows them all at once. Calls of one fork at once help each other.
+        """
+        target = SessionScope(scope.user_id, session_id)
+        with self.writing():
+            await self.ensure(again=True)
+            if scope.user_id:
+                opening, made = docs.opening(target)  # by it a purge that begins now finds the session
+                await self.sent(lambda c: c.update_one(opening, made, upsert=True))
+            ops, there = await self._ops(scope, at), await self._rows(target)
+            known = {str(d.get("op")) for d in there if d.get("kind") not in docs.MARKERS}
+            head = docs.head_of(there) or SessionHead(0, history_rows.new_epoch(), 0)
+            is_begun = head.base == head.seq > 0 and head.last != "marker"
+            if not ops or (known and not is_begun):
+                return known == {*ops}
+            if is_begun and not (known <= {*ops} and there[0].get("op") == ops[-1]):
+                return False
+            first = head.seq - len(ops) if is_begun else head.seq
+            end, shown = first + len(ops), head._replace(base=first)
+            parts = [(end - 1, ops[-1:], head._replace(base=end))]
+            parts += [(first + i * BATCH, some, shown) for i, some in enumerate(batches(ops[:-1]))]
+            try:
+                for part in parts:
+                    stages = docs.copying(scope, session_id, self.settings.names[1], known, *part)
+                    await self.sent(partial(_aggregate, stages), begun=True)
+            except commands.DuplicateKey:  # by another call, or an earlier try: see what is there now
+                return await self.fork(scope, session_id, at)
+            if not {*ops} <= {d.get("op") for d in await self._rows(target)}:
+                msg = f"session {scope.session_id!r} was cleared while it was copied: nothing of the copy is shown"
+                raise StaleTurnError(msg)
+            last = turns_filter(*target, seq={"$eq": end}, epoch={"$eq": head.epoch}, base={"$eq": end})
+            changed = await self.sent(lambda c: c.update_one(last, {"$set": {"base": first}}), begun=True)
+            return bool(changed.matched_count) or await self._ops(target, None) == ops
+
+    async def _rows(self, scope: SessionScope) -> list[BsonDict]:
+        """Return what the documents of a session are, newest first, without their messages."""
+        fields = ["op", "seq", "kind", "epoch", "base", "expiresAt", "isActive", "isDeleted", "replaces"]
+        return await self.find(turns_filter(*scope), fields, sort=[("seq", -1)])
+
+    async def _ops(self, scope: SessionScope, at: int | None) -> list[str]:
+        """Return the ops of the turns that are shown, up to a position, oldest first."""
+        rows, now = await self._rows(scope), self.settings.now()
+        base = (docs.head_of(rows) or EMPTY).base
+        replaced = history_rows.ReplacedTurns(docs.edits_of(rows, base, now))
+        shown = [d for d in rows[::-1] if is_live(d, base, now) and d["seq"] not in replaced]
+        return [d["op"] for d in shown if at is None or d["seq"] <= at]
 
     async def clear(self, scope: SessionScope) -> None:
         """Insert a tombstone, then erase everything before it; all of it is invisible at once."""
@@ -531,13 +635,18 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         everybody = SessionScope(user_id, "")
         with self.writing():
             await self.erase_before(everybody, await self._tombstone(everybody, "purge"))
-            match = {"$match": turns_filter(user_id, seq=docs.OURS["seq"])}
-            pipeline = [match, {"$group": {"_id": "$session_id"}}]
-            rows: list[BsonDict] = await self.sent(lambda c: commands.rows_of(c.aggregate(pipeline)), begun=True)
-            scopes = [SessionScope(user_id, row["_id"]) for row in rows if isinstance(row["_id"], str) and row["_id"]]
+            pipeline = [{"$match": turns_filter(user_id, seq=docs.OURS["seq"])}, {"$group": {"_id": "$session_id"}}]
+            heads: dict[SessionScope, SessionHead] = {}
             # Tombstones into all sessions before anything is erased: turns under way are refused everywhere at once.
-            heads = [await self._tombstone(scope, "clear", begun=True) for scope in scopes]
-            counts = [await self.erase_before(*pair) for pair in zip(scopes, heads, strict=True)]
+            # Then the list again: a session that had none yet may have been copied into another one.
+            while True:
+                rows: list[BsonDict] = await self.sent(lambda c: commands.rows_of(c.aggregate(pipeline)), begun=True)
+                named = [SessionScope(user_id, r["_id"]) for r in rows if isinstance(r["_id"], str) and r["_id"]]
+                if not (scopes := [scope for scope in named if scope not in heads]):
+                    break
+                for scope in scopes:
+                    heads[scope] = await self._tombstone(scope, "clear", begun=True)
+            counts = [await self.erase_before(*pair) for pair in heads.items()]
         return {"sessions": sum(map(bool, counts)), "turns": sum(counts)}
 
     async def _tombstone(self, scope: SessionScope, kind: Kind, *, begun: bool = False) -> SessionHead:
@@ -552,7 +661,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         that read the session before the tombstone. Older ones are deleted. Older tombstones expire by themselves. It
         may be repeated after a crash.
         """
-        turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": NO_TURNS})
+        turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": docs.MARKERS})
         deleted = await self.delete_many({**turns, **docs.STORED_LONG_AGO}, begun=True)
         change = docs.voided(head.epoch)
         recent = await self.sent(lambda c: c.update_many(turns, change), begun=True)

@@ -125,6 +125,12 @@ MIGRATIONS = [
     CREATE INDEX session_details_expires ON session_details (expires_at) WHERE expires_at IS NOT NULL;
     CREATE INDEX turns_by_time ON turns (user_id, created_at DESC, session_id, seq DESC);
     """,
+    # The rows that replace others, which are few.
+    """
+    ALTER TABLE turns ADD COLUMN replaces INTEGER;
+    ALTER TABLE turns ADD COLUMN trace TEXT;
+    CREATE INDEX turns_replaces ON turns (user_id, session_id, seq, replaces, kind) WHERE replaces IS NOT NULL;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 

@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -24,6 +24,7 @@ from langchain_memkit.base import (
     TokenCounterLike,
     Turn,
     check_seconds,
+    same_conversation,
     utc_now,
 )
 from langchain_memkit.errors import MessageTooLargeError
@@ -36,7 +37,16 @@ from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, descr
 
 T = TypeVar("T")
 
+UNREPLACED = (
+    "NOT EXISTS (SELECT 1 FROM json_each(:ranges) AS range WHERE json_extract(range.value, '$[0]') = session_id"
+    " AND seq >= json_extract(range.value, '$[1]') AND seq < json_extract(range.value, '$[2]'))"
+)
 HERE = "user_id = :user AND session_id = :session"
+COPIED = (  # the turns that a fork copies
+    f"{HERE} AND (expires_at IS NULL OR expires_at > :now) AND kind = 'turn' AND NOT is_deleted AND seq > :base"
+    " AND seq <= :end AND NOT EXISTS (SELECT 1 FROM json_each(:ranges)"
+    " WHERE seq >= json_extract(value, '$[0]') AND seq < json_extract(value, '$[1]'))"
+)
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
 SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
     f"typeof(seq) = 'integer' AND seq BETWEEN 1 AND {MOST} AND typeof(epoch) = 'integer'"
@@ -99,7 +109,20 @@ parse_json = partial(parse_cell, json.loads)
 date_of: Callable[[Any], datetime | None] = partial(parse_cell, partial(datetime.fromtimestamp, tz=UTC))
 iso_date_of: Callable[[Any], datetime | None] = partial(parse_cell, datetime.fromisoformat)
 
-Kind: TypeAlias = Literal["turn", "clear", "purge"]
+Kind: TypeAlias = Literal["turn", "undo", "clear", "purge"]
+
+EDITABLE = 8  # the version of a file from which on its rows may replace others
+
+
+def replaces_of(row: sqlite3.Row) -> Any:
+    """Return what a row replaces; None in an older file that cannot be written to."""
+    return row["replaces"] if "replaces" in row.keys() else None  # noqa: SIM118  # of a row, whose `in` looks at values
+
+
+def is_turn(row: sqlite3.Row, hidden: bool = False) -> bool:
+    """Return whether a row is a turn, not one that takes an edit back, and (unless `hidden`) not soft-deleted."""
+    return row["kind"] != "undo" and (hidden or row["is_deleted"] != 1)
+
 
 MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every turn stored here can be migrated there
 
@@ -135,51 +158,85 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a
             # later append notices a purge of a session that held nothing.
             epoch = head.epoch or self._purged(connection, scope.user_id)
-            shown = (row for row in rows if row["seq"] > base and row["is_deleted"] != 1)
+            replaced = history_rows.ReplacedTurns(
+                history_rows.Edit(row["seq"], replaces_of(row)) for row in rows if row["seq"] > base
+            )
+            shown = (row for row in rows if row["seq"] > base and is_turn(row) and row["seq"] not in replaced)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
             turns, stopped = history_rows.until_limit((self._turn(row, enough.messages) for row in shown), enough)
             last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
             # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
             seqs = [before, *(row["seq"] for row in rows if row["seq"] > base)]
-            if lost := lost_turns(connection, scope, seqs, last or base):
+            lost = [turn for turn in lost_turns(connection, scope, seqs, last or base) if turn.seq not in replaced]
+            # The next page begins below what the rows of this one replace, as far as they were read.
+            last = (turns[-1].replaces or last) if stopped else min(last, replaced.first)
+            if lost:
                 turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
             return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
     async def page_forward(
-        self, scope: SessionScope, after: int | None, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], int | None]:
+        self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False
+    ) -> tuple[list[Turn], tuple[int, int] | None]:
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
         with self._reading() as connection:
-            begin = max(after or 0, (self._head(connection, scope) or EMPTY).base)
-            query = f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= {MOST}"
-            given = self._parameters(scope, after=begin, limit=limit)
+            # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
+            after, end = after if isinstance(after, tuple) else (after or 0, self._end(connection, scope))
+            begin = max(after, (self._head(connection, scope) or EMPTY).base)
+            query = f"SELECT * FROM turns WHERE {HERE} AND {LIVE} AND seq > :after AND seq <= :end"
+            given = self._parameters(scope, after=begin, limit=limit, end=end)
             rows = check_owner(connection.execute(f"{query} ORDER BY seq LIMIT :limit", given), scope)
-            turns = [self._turn(row) for row in rows if hidden or row["is_deleted"] != 1]
+            replaced = history_rows.ReplacedTurns(edit for edit in self._edits(connection, scope) if edit.seq <= end)
+            turns = [
+                self._turn(row, replaced=replaced)
+                for row in rows
+                if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)
+            ]
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
             seqs = [*([] if is_full else [MOST + 1]), *(row["seq"] for row in reversed(rows))]
-            if lost := lost_turns(connection, scope, seqs, begin):
+            if lost := [turn for turn in lost_turns(connection, scope, seqs, begin) if turn.seq not in replaced]:
                 turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
-            return turns, rows[-1]["seq"] if is_full else None
+            return turns, (rows[-1]["seq"], end) if is_full else None
 
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
         """Return those of the ids that belong to live messages of the session."""
         query = (
-            "SELECT DISTINCT message_id FROM message_ids JOIN turns USING (user_id, session_id, seq)"
+            "SELECT DISTINCT message_id, seq FROM message_ids JOIN turns USING (user_id, session_id, seq)"
             f" WHERE {HERE} AND message_id IN (SELECT value FROM json_each(:ids)) AND {LIVE} AND NOT is_deleted"
         )
-        found = await self._select(query, user=scope.user_id, session=scope.session_id, ids=json.dumps(list(ids)))
-        return {row[0] for row in found} & set(ids)
+        with self._reading() as connection:
+            found = connection.execute(query, self._parameters(scope, ids=json.dumps(list(ids)))).fetchall()
+            replaced = history_rows.ReplacedTurns(self._edits(connection, scope)) if found else ()
+        return {name for name, seq in found if seq not in replaced} & set(ids)
+
+    async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
+        """Return the rows that replace others, newest first."""
+        with self._reading() as connection:
+            return self._edits(connection, scope)
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first; `hidden` counts soft-deleted turns as well."""
         query = (
             "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
-            f" AND kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE}"
+            f" AND kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE} AND {UNREPLACED}"
             " GROUP BY session_id ORDER BY MAX(created_at) DESC"
         )
-        rows = await self._select(query, user=user_id)
+        with self._reading() as connection:
+            ranges = json.dumps(self._ranges(connection, user_id))  # first: an edit in between then hides nothing
+            given = {"user": user_id, "ranges": ranges, "now": self._now().timestamp()}
+            rows = connection.execute(query, given).fetchall()
         return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
+
+    def _ranges(self, connection: sqlite3.Connection, user_id: str) -> list[tuple[str, int, int]]:
+        """Return the ranges of positions that were replaced in the sessions of a user."""
+        if connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE:
+            return []
+        query = (
+            f"SELECT session_id, seq, replaces FROM turns INDEXED BY turns_replaces WHERE user_id = :user AND {LIVE}"
+        )
+        given = {"user": user_id, "now": self._now().timestamp()}
+        rows = connection.execute(f"{query} AND replaces IS NOT NULL", given).fetchall()
+        return history_rows.replaced_in((name, history_rows.Edit(*edit)) for name, *edit in rows)
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
@@ -201,7 +258,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         if asked.where:
             kept = "SELECT session_id FROM session_details WHERE user_id = :user AND instr(metadata, :item)"
             these = f"AND session_id IN ({kept})"
-        shown = f"kind = 'turn' {'' if asked.hidden else 'AND NOT is_deleted'} AND {LIVE}"
+        shown = f"kind = 'turn' {'' if asked.hidden else 'AND NOT is_deleted'} AND {LIVE} AND {UNREPLACED}"
         # Of a session's turns only two are read: the first with a question, or else the first, and the last.
         row = f"SELECT rowid FROM turns AS t WHERE t.user_id = :user AND t.session_id = turns.session_id AND {shown}"
         question = f"""{row} AND instr(messages, '"role": "human"') ORDER BY t.seq LIMIT 1"""
@@ -212,6 +269,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         ).replace("{DATED}", DATED)
         given = {"user": asked.user_id, "names": json.dumps(names), "item": asked.item, "now": self._now().timestamp()}
         with self._reading() as connection:
+            given["ranges"] = json.dumps(self._ranges(connection, asked.user_id))
             found = connection.execute(query, given).fetchall()
             ends = json.dumps([place for row in found for place in row[4:]])
             # the plus sign keeps SQLite from walking all turns of the user
@@ -240,10 +298,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
         def write(connection: sqlite3.Connection) -> bool:
             turn = connection.execute(last, self._parameters(scope)).fetchone()
-            if turn is None or epoch not in (None, turn["epoch"]):
+            if turn is None or not same_conversation(epoch or 0, turn["epoch"]):
                 return False
             old = connection.execute(query, scope).fetchone()
-            kept = old if old and old["epoch"] == turn["epoch"] else {"title": "", "metadata": "{}"}
+            kept = old if old and same_conversation(old["epoch"], turn["epoch"]) else {"title": "", "metadata": "{}"}
             new = [kept["title"] if title is None else title, kept["metadata"] if metadata is None else metadata]
             connection.execute("REPLACE INTO session_details VALUES (?, ?, ?, ?, ?, ?)", [*scope, *turn, *new])
             return True
@@ -256,7 +314,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
         query = (
             f"SELECT * FROM turns WHERE user_id = :user AND created_at <= :at AND {LATER} AND {DATED}"
-            f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} ORDER BY created_at DESC, session_id, seq DESC"
+            f" AND kind = 'turn' AND NOT is_deleted AND {LIVE} AND {UNREPLACED}"
+            " ORDER BY created_at DESC, session_id, seq DESC"
         )
         given: dict[str, object] = {"user": user_id, "now": self._now().timestamp(), "at": _at(after)}
         # a turn whose first message was not returned yet is read again
@@ -264,6 +323,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         folded = [word.casefold() for word in words]
         found: list[tuple[str, Turn]] = []
         with self._reading() as connection:
+            given["ranges"] = json.dumps(self._ranges(connection, user_id))
             for row in connection.execute(query, given):
                 text = str(row["messages"]).casefold()  # not decoded: most rows do not hold the words
                 if all(word in text for word in folded):
@@ -296,7 +356,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
                 scope, batch, stored, head, purged=purged, now=now, origin=origin, expected_seq=expected_seq, last=last
             )
             for place, row in inserts:
-                self._insert(connection, scope, place, "turn", row)
+                self._insert(connection, scope, place, "turn" if row.messages else "undo", row)
             return seq
 
         return await self._write(write, **batch.error_context)
@@ -307,6 +367,48 @@ class SQLiteTurnStore(Transactions, TurnStore):
         update = f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'"
         given = self._parameters(scope, turn=turn, deleted=int(deleted))
         return bool(await self._change(update, deleting=False, **given))
+
+    async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
+        """Copy the turns that are shown into another session, in one transaction."""
+        target = SessionScope(scope.user_id, session_id)
+
+        def write(connection: sqlite3.Connection) -> bool:
+            self._expire(connection, target)
+            ranges = json.dumps(history_rows.ReplacedTurns(self._edits(connection, scope)).ranges)
+            base = (self._head(connection, scope) or EMPTY).base
+            given = self._parameters(scope, base=base, end=MOST if at is None else at, ranges=ranges)
+            copied, there = (
+                [row[0] for row in connection.execute(query, {**given, **more}).fetchall()]
+                for query, more in [
+                    (f"SELECT op FROM turns WHERE {COPIED} ORDER BY seq", {}),
+                    (
+                        f"SELECT op FROM turns WHERE {HERE} AND kind IN ('turn', 'undo') ORDER BY seq",
+                        {"session": session_id},
+                    ),
+                ]
+            )
+            if there or not copied:
+                return there == copied
+            head = self._head(connection, target) or SessionHead(0, history_rows.new_epoch(), 0)
+            given |= {"target": session_id, "last": self._last(connection, target, head)}
+            given |= {"epoch": head.epoch, "above": head.base}
+            connection.execute(
+                "INSERT INTO turns SELECT user_id, :target, :last + row_number() OVER (ORDER BY seq), op, kind, v,"
+                " :epoch, :above, created_at, expires_at, is_deleted, messages, tokens, token_counter, checksum,"
+                " NULL, trace"
+                f" FROM turns WHERE {COPIED}",
+                given,
+            )
+            connection.execute(
+                "INSERT INTO message_ids SELECT new.user_id, new.session_id, message_id, new.seq FROM turns AS new"
+                " JOIN turns AS old ON old.user_id = :user AND old.session_id = :session AND old.op = new.op"
+                " JOIN message_ids AS ids ON (ids.user_id, ids.session_id, ids.seq) = (:user, :session, old.seq)"
+                " WHERE new.user_id = :user AND new.session_id = :target",
+                given,
+            )
+            return True
+
+        return await self._write(write)
 
     async def clear(self, scope: SessionScope) -> None:
         """Insert a tombstone into the session and delete everything older."""
@@ -338,6 +440,19 @@ class SQLiteTurnStore(Transactions, TurnStore):
         row = connection.execute(query, self._parameters(scope)).fetchone()
         return SessionHead(*row) if row else None
 
+    def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[history_rows.Edit]:
+        if (
+            connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE
+        ):  # an older file that cannot be written to
+            return []
+        query = f"SELECT seq, replaces, kind = 'undo' FROM turns INDEXED BY turns_replaces WHERE {HERE} AND {LIVE}"
+        query += f" AND replaces IS NOT NULL AND seq <= {MOST} ORDER BY seq DESC"
+        return [history_rows.Edit(*row) for row in connection.execute(query, self._parameters(scope))]
+
+    def _end(self, connection: sqlite3.Connection, scope: SessionScope) -> int:
+        query = f"SELECT MAX(seq) FROM turns WHERE {HERE} AND seq <= {MOST}"
+        return connection.execute(query, self._parameters(scope)).fetchone()[0] or 0
+
     def _purged(self, connection: sqlite3.Connection, user_id: str) -> int:
         """Return the epoch of the user's last purge (0: none), kept under a session id that no caller can pass."""
         head = self._head(connection, SessionScope(user_id, "")) if user_id else None
@@ -349,14 +464,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
         (known,) = connection.execute(query, self._parameters(scope)).fetchone()
         return max((head or EMPTY).seq, known or 0)
 
-    def _turn(self, row: sqlite3.Row, newest: int | None = None) -> Turn:
+    def _turn(self, row: sqlite3.Row, newest: int | None = None, replaced: Container[int] = ()) -> Turn:
         data = dict(row)
         known, messages = data.get("checksum"), data["messages"]  # rows of memkit 0.1.0 have no checksum
         is_damaged = known is not None and not (isinstance(messages, (str, bytes)) and known == checksum_of(messages))
         data["messages"] = None if is_damaged else parse_json(messages)
         data |= {"tokens": parse_json(row["tokens"]), "isDeleted": row["is_deleted"] == 1}
         data |= {"createdAt": iso_date_of(row["created_at"]), "expiresAt": date_of(row["expires_at"])}
-        turn = history_rows.read_turn(data, self._counter, newest)
+        # a page for a model is read without the traces
+        data["trace"] = parse_json(data["trace"]) if newest is None and data.get("trace") else None
+        turn = history_rows.read_turn(data, self._counter, newest, replaced)
         if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
         return turn
@@ -366,7 +483,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
     ) -> None:
         now = row.created_at or self._now()
         expires = None if row.expires_at is None else row.expires_at.timestamp()
-        if kind != "turn":
+        if kind in ("clear", "purge"):
             expires = (now + history_rows.MARKER_TTL).timestamp()
         elif self._ttl is not None:
             expires = now.timestamp() + self._ttl
@@ -381,6 +498,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         values = [
             *scope, head.seq, row.op, kind, FORMAT_VERSION, head.epoch, head.base, now.isoformat(), expires,
             int(row.is_deleted), messages, json.dumps(row.tokens), counter_name(self._counter), checksum_of(messages),
+            row.replaces, json.dumps(row.trace) if row.trace else None,
         ]  # fmt: skip
         connection.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", values)
         # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.

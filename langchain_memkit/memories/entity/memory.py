@@ -334,7 +334,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         # stem from a conversation that was erased, e.g. by expiry, after which the session began again under its id.
         epoch = sources[0].epoch
         of_session = book.of_session(self._session) if epoch else []
-        dead = {key for key in of_session if book.facts[key].epoch not in (0, epoch)}
+        dead = {key for key in of_session if not base.same_conversation(book.facts[key].epoch, epoch)}
         rows = facts_of(zip(sources, found, strict=True), book)
         return [row for row in rows if not book.contains(row, dead)], dead
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from langchain_memkit.base import Query, TokenCounter
+from langchain_memkit.base import Query, TokenCounter, same_conversation
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
 from langchain_memkit.memories.entity.mentions import NameSpan, find_names
@@ -94,7 +94,7 @@ def candidates(
     for root in roots:
         # Facts of this session from another epoch belong to an erased conversation.
         rows = book.rows(root, now)
-        live = {k: row for k, row in rows.items() if not epoch or row.epoch in (0, epoch) or row.session != session_id}
+        live = {k: row for k, row in rows.items() if row.session != session_id or same_conversation(row.epoch, epoch)}
         said = book.description(root, live)
         behind = [row for key, row in live.items() if said and id_in(key) in said.facts]
         name = display_name(book, root)[0]

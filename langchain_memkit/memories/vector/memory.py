@@ -21,6 +21,7 @@ from langchain_memkit.base import (
     check_seconds,
     check_size,
     describe_type,
+    same_conversation,
     utc_now,
 )
 from langchain_memkit.errors import ConfigurationError
@@ -271,7 +272,7 @@ class VectorMemory(DerivedMemory):
 
         def keep(entry: IndexRecord) -> bool:
             # The session was cleared since this record was written: a record of another epoch is never shown.
-            if epoch and entry.epoch and entry.session == self._session and entry.epoch != epoch:
+            if entry.session == self._session and not same_conversation(entry.epoch, epoch):
                 return False
             return not (entry.messages and shown.issuperset(entry.messages))
 

@@ -9,6 +9,9 @@ import time
 import warnings
 from typing import Any
 
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
+
 from gatekit.systems import SYSTEMS, Place, config, echo
 
 SETTLED = 0.7  # seconds until a client watches each node of a set, with two threads and connections: its own cost
@@ -123,3 +126,29 @@ def _wait(child: int, deadline: float) -> int:
     os.kill(child, 9)
     os.waitpid(child, 0)
     return -1
+
+
+def edit_until_killed(system: str, place: Place, session: str, out: Any) -> None:
+    """Replaces the last turn again and again, by a chain and by hand; says what it begins and acknowledges it."""
+    made = SYSTEMS[system]()
+    histories = made.histories(place)
+    history, i = histories(session), 0
+    while True:
+        again, answer = history.regenerate(), AIMessage(f"answer {i}")
+        out.send((i, again.replaces, False))
+        if i % 2:
+            history.edit(again.replaces, [*again.messages, answer], turn_id=f"t{i}")
+        else:
+            keys = {"session_id": session, "turn_id": f"t{i}", "replaces": again.replaces}
+            chain = made.chain(RunnableLambda(lambda _, answer=answer: answer), histories)
+            chain.invoke(again.messages, {"configurable": keys})
+        out.send((i, again.replaces, True))
+        i += 1
+
+
+def fork_until_killed(system: str, place: Place, session: str, out: Any) -> None:
+    """Copies a session."""
+    history = SYSTEMS[system]().history(place, session)
+    out.send("ready")
+    history.fork(f"{session}-copy")
+    out.send("done")

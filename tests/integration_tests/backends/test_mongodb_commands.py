@@ -250,3 +250,33 @@ def test_entities_look_into_no_history(standalone: Any, database: str, profile: 
     chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[entities])
     run(chain, ["Bob sings."], CONFIG)
     assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
+
+
+def test_turns_that_replace_others(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """An answer given anew is one find and one insert as well; reading jumps over what was replaced, however long."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database, history_size=6)
+    history, chain = histories("s1", "u1"), create_runnable_with_message_history(FakeChatModel(), histories)
+    run(chain, QUESTIONS, CONFIG)
+    assert profile.count(lambda: run(chain, ["again"], CONFIG | at(10))) == {"find": 1, "insert": 1}
+    assert profile.count(lambda: history.edit(9, [HumanMessage("by hand")])) == {"find": 4, "insert": 1}
+    for n in range(300):
+        history.append_turn([HumanMessage(f"long {n}")])
+    run(chain, ["short"], CONFIG | at(3))
+    assert profile.count(lambda: history.messages) == {"find": 2}
+    assert [m.text for m in history.messages][::2] == ["question 0", "question 1", "short"]
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 12, "insert": 10}  # two jumps
+    assert profile.count(lambda: run(chain, WITH_IDS, CONFIG)) == {"find": 20, "insert": 10}
+
+
+def test_forward_reading_of_what_was_never_edited(standalone: Any, database: str, profile: Profile) -> None:
+    """A session without edits costs no query for them."""
+    history = MongoDBChatMessageHistory.factory(standalone.uri, database)("s1", "u1")
+    history.append_turn([HumanMessage("a")])
+    assert profile.count(lambda: list(history.iter_turns())) == {"find": 2}
+    history.edit(1, [HumanMessage("b")])
+    assert profile.count(lambda: list(history.iter_turns())) == {"find": 3}
+
+
+def at(replaces: int) -> Any:
+    """The config of a turn that replaces others."""
+    return {"configurable": {**CONFIG["configurable"], "replaces": replaces}}

@@ -56,7 +56,7 @@ def test_rows_without_a_user_stay(memkit: Memkit, peer: Any, full: str, standalo
     """Rows of langchain-mongodb belong to nobody: they stay, and it says so."""
     done = memkit("purge", "--user", "u1", "--in", standalone.uri, "--database", full, "--yes")
     assert done.exit_code == 0
-    assert "rows of langchain-mongodb carry no user and stay" in done.stderr
+    assert "rows of langchain-mongodb carry no user and are left out" in done.stderr
     assert len(peer.messages) == 4
 
 

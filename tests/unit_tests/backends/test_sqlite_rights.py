@@ -240,11 +240,13 @@ def test_reading_an_older_format(open_folder: Path) -> None:
     write_history(path)._store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
-            "DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum; PRAGMA user_version = 3"
+            "DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum; DROP INDEX turns_replaces;"
+            "ALTER TABLE turns DROP COLUMN replaces; PRAGMA user_version = 3"
         )
     path.chmod(0o444)
     open_folder.chmod(0o555)
     assert as_nobody(lambda: [m.text for m in SQLiteChatMessageHistory(path, "s1").messages]) == ["hello"]
+    assert as_nobody(lambda: [m.text for m in SQLiteChatMessageHistory(path, "s1").iter_messages()]) == ["hello"]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
     newer = as_nobody(lambda: SQLiteChatMessageHistory(path, "s1").messages)

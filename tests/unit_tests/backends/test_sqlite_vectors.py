@@ -371,6 +371,8 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
         execute(path, f"DROP TABLE {name}")
     execute(path, "DROP TRIGGER turns_edited")
     execute(path, "ALTER TABLE turns DROP COLUMN checksum")
+    execute(path, "DROP INDEX turns_replaces")
+    execute(path, "ALTER TABLE turns DROP COLUMN replaces")
     execute(path, "PRAGMA user_version = 2")
     store.close()
     save(store, record(1))

@@ -1,4 +1,4 @@
-"""`memkit list`, `show`, `search`, `stats`: what a file holds, as text and as JSON; and what asks before it replaces."""
+"""`memkit list`, `show`, `search`, `stats`: what a file holds, as text and JSON; and what asks before it replaces."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, create_runnable_with_message_history
-from langchain_memkit.base import Mention, Query, SavedTurn
+from langchain_memkit.base import EDITS, Mention, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import Record, note_message, records_of
@@ -316,12 +316,12 @@ def test_forgetting(call: Callable[..., Any]) -> None:
 def test_what_the_model_sees_anyway_is_left_out() -> None:
     """Facts of messages in the query's past, and of an erased conversation of the session."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
-    memory.save(SavedTurn([HumanMessage("Nemo swims", id="1"), AIMessage("Nemo does.", id="2")], epoch=5))
+    memory.save(SavedTurn([HumanMessage("Nemo swims", id="1"), AIMessage("Nemo does.", id="2")], epoch=5 << EDITS))
     question = "Where is Nemo?"
-    assert texts(memory.load(Query(question, [HumanMessage("Nemo swims", id="1")], 5))) == ["Nemo does."]
-    assert memory.load(Query(question, (), 6)) == []
+    assert texts(memory.load(Query(question, [HumanMessage("Nemo swims", id="1")], 5 << EDITS))) == ["Nemo does."]
+    assert memory.load(Query(question, (), 6 << EDITS)) == []
     assert len(texts(memory.load(Query(question, (), 0)))) == 2
-    memory.save(SavedTurn([HumanMessage("Nemo sleeps", id="3")], epoch=6))
+    memory.save(SavedTurn([HumanMessage("Nemo sleeps", id="3")], epoch=6 << EDITS))
     assert [f.text for f in memory.entities()[0].facts] == ["Nemo sleeps"]
 
 

@@ -27,7 +27,7 @@ from langchain_memkit import (
     purge_user,
 )
 from langchain_memkit._sync import drive
-from langchain_memkit.base import Mention, SavedTurn, user_prefix
+from langchain_memkit.base import EDITS, Mention, SavedTurn, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.memories.entity.cache import VERSIONS, _bring_in_line
 from langchain_memkit.messages.notes import records_of
@@ -603,11 +603,11 @@ def test_a_clear_during_a_repeated_turn(stores: Callable[[], Any]) -> None:
 
     memory = EntityMemory(extract_late, "s1", user_id="u1", store=store)
     turn = [HumanMessage("Nemo swims", id="m1")]
-    memory.save(SavedTurn(turn, "t1", 1))
+    memory.save(SavedTurn(turn, "t1", 1 << EDITS))
     memory.load("Hello")
     clears = True
-    memory.save(SavedTurn(turn, "t1", 2))
+    memory.save(SavedTurn(turn, "t1", 2 << EDITS))
     assert facts(store) == []
     clears = False
-    memory.save(SavedTurn(turn, "t1", 2))
+    memory.save(SavedTurn(turn, "t1", 2 << EDITS))
     assert texts(memory) == ["Nemo swims"]

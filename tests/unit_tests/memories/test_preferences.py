@@ -23,7 +23,7 @@ from langchain_memkit import (
     purge_user,
     session,
 )
-from langchain_memkit.base import Query, SavedTurn
+from langchain_memkit.base import EDITS, Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.preferences import ROWS, is_preference
 from langchain_memkit.messages.notes import Record, note_message, records_of
@@ -363,11 +363,11 @@ def test_epochs_and_expiry(store: Any) -> None:
     """A line of an erased conversation is not shown when its session begins again; an expired one is deleted."""
     clock = Clock()
     memory = PreferenceMemory("s1", user_id="u1", store=store, now=clock)
-    memory.save(SavedTurn([HumanMessage("Never use emojis.", id="q1")], "t1", epoch=7))
-    assert shown(memory, Query("Hello", epoch=7)) == ["Never use emojis."]
-    assert shown(memory, Query("Hello", epoch=8)) == []
-    memory.save(SavedTurn([HumanMessage("Never use emojis.", id="q1")], "t1", epoch=8))
-    assert shown(memory, Query("Hello", epoch=8)) == ["Never use emojis."]
+    memory.save(SavedTurn([HumanMessage("Never use emojis.", id="q1")], "t1", epoch=7 << EDITS))
+    assert shown(memory, Query("Hello", epoch=7 << EDITS)) == ["Never use emojis."]
+    assert shown(memory, Query("Hello", epoch=8 << EDITS)) == []
+    memory.save(SavedTurn([HumanMessage("Never use emojis.", id="q1")], "t1", epoch=8 << EDITS))
+    assert shown(memory, Query("Hello", epoch=8 << EDITS)) == ["Never use emojis."]
     ends = clock.at + timedelta(minutes=30)
     memory.save(SavedTurn([HumanMessage("I hate layovers.", id="q2")], "t2", 8, ends))
     assert shown(memory) == ["Never use emojis.", "I hate layovers."]
