@@ -157,6 +157,7 @@ def test_front_door() -> None:
         "create_runnable_with_message_history",
         "create_trim_preprocessor",
         "explain_last_turn",
+        "explain_stored_turn",
         "explain_turn",
         "purge_user",
         "session",
