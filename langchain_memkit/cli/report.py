@@ -38,6 +38,7 @@ LISTED, ROWS, FACTS, BARS = 200, 100, 5, 62  # conversations; rows of other list
 TITLE, TEXT, SUMMARY = 120, 300, 4000  # characters that are shown
 KEYS = 500  # read at once
 UNITS = {1: "by day", 7: "by week"}
+SHORTEST = 14  # days that a chart shows at least
 # As in `TurnTrace`; each is also the class of its colour.
 PARTS = ("system", "summary", "history", "notes", "documents", "prompt", "input", "tools")
 ROLES = {"human": "the user", "ai": "the model", "tool": "tool results"}
@@ -337,7 +338,7 @@ def _chart(what: str, days: Counter[date], colour: str) -> Html:
     """Draw a bar for each day or week or so, at most 62 of them."""
     if not days:
         return Html()
-    first, span = min(days), (max(days) - min(days)).days + 1
+    first, span = min(days), max((max(days) - min(days)).days + 1, SHORTEST)
     size = next((size for size in (1, 7, 30, 365) if span <= BARS * size), span // BARS + 1)
     bars = [0] * -(-span // size)
     for day, n in days.items():
@@ -351,7 +352,7 @@ def _chart(what: str, days: Counter[date], colour: str) -> Html:
     return html(
         '<h3>{}</h3><svg class="chart" role="img" aria-label="{}" viewBox="0 0 {} 100" preserveAspectRatio="none">{}'
         '</svg><div class="axis"><span>{}</span><span>{}</span></div>{}',
-        *(head, what, str(len(bars)), drawn, str(first), str(max(days))),
+        *(head, what, str(len(bars)), drawn, dates[0], dates[-1]),
         _entry("As a table", [], _table("", ("from", f"#{what}"), rows)),
     )
 
