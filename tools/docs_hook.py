@@ -88,6 +88,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return "".join([*done, text(markdown[end:])])
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Leaves the source code of the reference out of the search, which would find little else."""
+    return html.replace('<details class="mkdocstrings-source"', '<details data-search-exclude class="mkdocstrings-source"')
+
+
 def page_of(path: Path) -> str:
     """A notebook as Markdown."""
     notebook = nbformat.read(path, as_version=4)
