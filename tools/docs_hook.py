@@ -90,7 +90,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Leaves the source code of the reference out of the search, which would find little else."""
-    return html.replace('<details class="mkdocstrings-source"', '<details data-search-exclude class="mkdocstrings-source"')
+    mark = '<details class="mkdocstrings-source"'
+    return html.replace(mark, f"{mark} data-search-exclude")
 
 
 def page_of(path: Path) -> str:
