@@ -1,8 +1,9 @@
-"""What mkdocstrings needs to know of our docstrings and of pydantic's classes to show them as they are meant."""
+"""What mkdocstrings needs to know of our docstrings, keywords and pydantic's classes to show them as they are meant."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
@@ -34,6 +35,45 @@ class Docstrings(griffe.Extension):
         made = [griffe.Parameter(f.name, annotation=f.annotation, kind=keyword, default=default(f)) for f in fields]
         if made:
             cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*made)))
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Names the arguments behind `**options: Unpack[Keywords]` that a docstring explains; types attributes."""
+        for function in functions(pkg):
+            if function.name == "__init__" and function.parent is not None:
+                types = {p.name: p.annotation for p in function.parameters}
+                for member in function.parent.members.values():
+                    if isinstance(member, griffe.Attribute) and member.annotation is None:
+                        member.annotation = types.get(member.name)
+            rest = next((p for p in function.parameters if p.kind is griffe.ParameterKind.var_keyword), None)
+            if rest is None or not str(rest.annotation).startswith("Unpack["):
+                continue
+            keywords = pkg[rest.annotation.slice.canonical_path.removeprefix(f"{pkg.path}.")]
+            documented = function.parent if function.name == "__init__" else function
+            listed = documented.docstring.value if documented is not None and documented.docstring else ""
+            names = [name for name in keywords.members if f"\n    {name}: " in listed]
+            made = [given(keywords, name) for name in names]
+            left = [] if len(names) == len(keywords.members) else [rest]
+            function.parameters = griffe.Parameters(*[p for p in function.parameters if p is not rest], *made, *left)
+
+
+def functions(module: griffe.Module) -> Iterator[griffe.Function]:
+    """Every function of a package and of its classes, once."""
+    holders: list[griffe.Module | griffe.Class] = [module]
+    while holders:
+        for member in holders.pop().members.values():
+            if isinstance(member, griffe.Function):
+                yield member
+            elif isinstance(member, (griffe.Module, griffe.Class)):
+                holders.append(member)
+
+
+def given(keywords: griffe.Class, name: str) -> griffe.Parameter:
+    """A keyword as a parameter. Its default is what the dataclass beside the keywords has for it."""
+    beside = keywords.parent.members.values() if keywords.parent is not None else ()
+    fields = [cls.members[name] for cls in beside if isinstance(cls, griffe.Class) and name in cls.members]
+    value = next((f.value for f in fields if isinstance(f, griffe.Attribute) and f.value is not None), None)
+    annotation = keywords.members[name].annotation
+    return griffe.Parameter(name, annotation=annotation, kind=griffe.ParameterKind.keyword_only, default=value or "...")
 
 
 def default(field: griffe.Attribute) -> Any:

@@ -88,6 +88,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return "".join([*done, text(markdown[end:])])
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Leaves the source code of the reference out of the search, which would find little else."""
+    mark = '<details class="mkdocstrings-source"'
+    return html.replace(mark, f"{mark} data-search-exclude")
+
+
 def page_of(path: Path) -> str:
     """A notebook as Markdown."""
     notebook = nbformat.read(path, as_version=4)

@@ -87,12 +87,15 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.filterwarnings("ignore:The class `InMemoryChatMessageHistory` was deprecated")  # one side keeps it
-def test_both_sides_of_differences_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `coming-from.md` says to replace runs, what it says to write instead runs, and they answer the same."""
+@pytest.mark.parametrize(("name", "number"), [("coming-from.md", 3), ("moving-from-rwmh.md", 2)])
+def test_both_sides_of_differences_answer_alike(
+    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a page says to replace runs, what it says to write instead runs, and they answer the same."""
     monkeypatch.chdir(tmp_path)
-    page = ROOT / "docs" / "coming-from.md"
+    page = ROOT / "docs" / name
     setting, differences = blocks(page)[0], blocks(page, "diff")
-    assert len(differences) == 5
+    assert len(differences) == number
     for difference in differences:
         lines = difference.splitlines()
         before, after = ("\n".join(line[1:] for line in lines if line[:1] in (mark, " ", "")) for mark in "-+")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from html import unescape
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +36,7 @@ COMPONENTS = [
         "testing",
     ),
 ]
+COLUMNS = 125  # of code: what docs/stylesheets/site.css leaves room for
 # mkdocs in a process that cannot look up a host, nor connect to one
 OFFLINE = """
 import socket, sys
@@ -164,6 +167,28 @@ def test_docstrings_are_readable(pages: dict[Path, Page]) -> None:
     assert whole.count("Examples:") > 50
 
 
+def test_keywords_are_in_the_reference(pages: dict[Path, Page]) -> None:
+    """What a chain takes as `**options` is named with its default, and the source can be unfolded."""
+    [page] = [page for path, page in pages.items() if path.parent.parts[-2:] == ("reference", "chains")]
+    text = unescape(re.sub(r"<[^>]+>", "", page.text))
+    assert 'on_save_error="raise"' in text.split("create_runnable_with_message_history(")[1].split("Parameters:")[0]
+    assert "Source code in" in text
+
+
+def test_search_finds_text_and_no_source(site: Path) -> None:
+    """The index of the search has the guides and the reference, without the functions' code."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    assert any(entry["location"] == "privacy/#erase-a-user" for entry in index)
+    assert not any("Source code in" in entry["text"] for entry in index)
+
+
+def test_code_fits_a_window_of_1280_pixels() -> None:
+    """No line of code is longer than what the page shows without scrolling."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        for block in re.findall(r"^```\w+\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+            assert max(map(len, block.splitlines()), default=0) <= COLUMNS, (path, block)
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_page_of_a_component_says_four_things(name: str) -> None:
     """When to use it, how, what it costs and what it promises, at its top."""
@@ -171,5 +196,6 @@ def test_a_page_of_a_component_says_four_things(name: str) -> None:
     rows = re.findall(r"^\| (When|How|Costs|Promises) \| \S.{20,} \|$", page, re.MULTILINE)
     assert rows == ["When", "How", "Costs", "Promises"]
     assert page.index("| When |") < page.index("```")
-    components = next(part["Components"] for part in settings()["nav"] if "Components" in part)
+    guides = next(part["Guides"] for part in settings()["nav"] if "Guides" in part)
+    components = [part for part in guides if part.keys() <= {"Conversations", "Memories", "Tools"}]
     assert sorted(nav(components)) == sorted(f"{component}.md" for component in COMPONENTS)
