@@ -513,7 +513,8 @@ async def test_a_past_that_is_shown(chain: Any, histories: Any, caplog: pytest.L
     for text in (TOLD, ASKED, ASKED):
         chat.invoke(text, S1)
     assert caplog.messages == []
-    assert handlers == [0, 1, 0]
+    assert handlers == [1, 1, 1], "the recorder of the trace alone"
+    assert not chat.bound.watched
 
 
 async def test_a_turn_that_cannot_tell(histories: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,7 @@ from langchain_memkit import (
     create_runnable_with_message_history,
     create_trim_preprocessor,
     explain_last_turn,
+    explain_stored_turn,
     explain_turn,
     purge_user,
     session,
@@ -73,6 +74,7 @@ from langchain_memkit.migrate import (
 )
 from langchain_memkit.preprocessors.summarize import HistoryPreprocessor
 from langchain_memkit.preprocessors.trim import TrimPreprocessor
+from langchain_memkit.stores import HistoryFactory
 from langchain_memkit.testing import (
     ChatMessageHistoryContract,
     FakeChatModel,
@@ -177,7 +179,7 @@ def errors(chat: RunnableWithMessageHistory) -> str:
         return str(error)
 
 
-def views(chat: RunnableWithMessageHistory) -> None:
+def views(chat: RunnableWithMessageHistory, histories: HistoryFactory[SQLiteChatMessageHistory]) -> None:
     """A trace is data with types."""
     seen = explain_turn(chat, "What is my name?", CONFIG)
     assert_type(seen, TurnTrace)
@@ -190,6 +192,7 @@ def views(chat: RunnableWithMessageHistory) -> None:
     assert_type(seen.calls[0].usage, dict[str, Any] | None)
     assert_type(seen.to_dict(), dict[str, Any])
     assert_type(explain_last_turn(chat, CONFIG), TurnTrace | None)
+    assert_type(explain_stored_turn(histories("s1", "u1")), TurnTrace | None)
     assert_type(explain_turn(chat, "What is my name?", CONFIG, run_inner=False).ran, list[str])
 
 
