@@ -49,6 +49,13 @@ COLOURS = {
     "tools": "#9d8189",
     "reserved": "#cccccc",
 }
+STYLE = (  # without colours of text and background, so that it fits light and dark pages
+    "<style>.memkit-trace{max-width:64rem}.memkit-trace>div{display:flex;height:1.1em;margin:.5em 0;background:#8883}"
+    ".memkit-trace table{border-collapse:collapse;width:100%;margin:.8em 0 .3em}.memkit-trace p{margin:.3em 0}"
+    ".memkit-trace :is(td,th){text-align:left;vertical-align:top;padding:.3em .6em;border-top:1px solid #8885}"
+    ".memkit-trace td{white-space:nowrap}.memkit-trace td:last-child{width:100%}</style>"
+)
+SCORE = "<small>score: how well the record fits the question; more is better, and comparable within one memory</small>"
 NOT_STORED = "[its text is not stored with the trace]"
 INNER_CHAINS = ("chat_retriever_chain",)  # what langchain_classic calls its history-aware retriever
 
@@ -277,26 +284,21 @@ class TurnTrace:
     def _repr_html_(self) -> str:
         """Render a table for notebooks; stored text is escaped."""
         whole = max(sum(self.tokens.values()), self.max_tokens or 0, 1)
+        parts = [(part, n, COLOURS[part]) for part, n in self.tokens.items() if n]
         bar = "".join(
-            f'<div title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{COLOURS[p]}"></div>'
-            for p, n in self.tokens.items()
+            f'<i title="{p}: {n:,}" style="width:{100 * n / whole:.2f}%;background:{c}"></i>' for p, n, c in parts
         )
-        legend = " ".join(
-            f'<span style="color:{COLOURS[p]}">&#9632;</span> {p} {n:,}' for p, n in self.tokens.items() if n
-        )
+        legend = " &ensp; ".join(f'<span style="color:{c}">&#9632;</span> {p} {n:,}' for p, n, c in parts)
         shown = [(m.part, m.role, f"{m.tokens:,}", m.text) for m in self.messages]
         recalled = [(r.memory, score_of(r), known_of(r), r.text) for r in self.recalled]
         said = [*self.told_calls, *self.notes]
         if self.searched_for is not None:
             said.append(f"searched for: {self.searched_for}")
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in said)
-        return (
-            f"<div><b>{html.escape(self.size)}</b>; {self.left_out}"
-            f'<div style="display:flex;height:1em;background:#eee">{bar}</div>{legend}{notes}'
-            + _table(("part", "role", "tokens", "text"), shown)
-            + (_table(("recalled by", "score", "of", "text"), recalled) if recalled else "")
-            + "</div>"
-        )
+        records = _table(("recalled by", "score", "of", "text"), recalled) + SCORE if recalled else ""
+        table = _table(("part", "role", "tokens", "text"), shown)
+        size = f"<b>{html.escape(self.size)}</b>; {self.left_out}"
+        return f'{STYLE}<div class="memkit-trace">{size}<div>{bar}</div>{legend}{notes}{table}{records}</div>'
 
     def __rich__(self) -> Text:
         """Render in colours for a terminal, as `rich.print` displays it, with all stored text free of rich's markup."""
@@ -307,12 +309,15 @@ class TurnTrace:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Render a table in HTML, whose last column is text as it was said."""
+    """Render a table in HTML, whose last column is text as it was said; parts of a prompt have their colours."""
     titles = "".join(f"<th>{title}</th>" for title in head)
     body = ""
-    for *cells, text in rows:
-        body += "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        body += f'<td style="text-align:left;white-space:pre-wrap">{html.escape(text)}</td></tr>'
+    for first, *cells, text in rows:
+        colour = f' style="border-left:.4em solid {COLOURS[first]}"' if first in COLOURS else ""
+        body += f"<tr><td{colour}>{html.escape(first)}</td>" + "".join(
+            f"<td>{html.escape(cell)}</td>" for cell in cells
+        )
+        body += f'<td style="white-space:pre-wrap">{html.escape(text)}</td></tr>'
     return f"<table><tr>{titles}</tr>{body}</table>"
 
 
