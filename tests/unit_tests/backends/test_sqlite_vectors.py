@@ -371,8 +371,11 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
         execute(path, f"DROP TABLE {name}")
     execute(path, "DROP TRIGGER turns_edited")
     execute(path, "ALTER TABLE turns DROP COLUMN checksum")
+    execute(path, "DROP TABLE session_details")
+    execute(path, "DROP INDEX turns_by_time")
     execute(path, "DROP INDEX turns_replaces")
-    execute(path, "ALTER TABLE turns DROP COLUMN replaces")
+    for column in ("replaces", "trace"):
+        execute(path, f"ALTER TABLE turns DROP COLUMN {column}")
     execute(path, "PRAGMA user_version = 2")
     store.close()
     save(store, record(1))
