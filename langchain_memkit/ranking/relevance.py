@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 import numpy as np
 
 from langchain_memkit.ranking.bm25 import BM25Matches, Doubles
-from langchain_memkit.ranking.dates import CALENDAR, MONTHS, date_proximity, parse_date_ranges
+from langchain_memkit.ranking.dates import DAYS, MONTHS, NUMBERS, date_proximity, parse_date_ranges
 from langchain_memkit.ranking.index import FEW, Index
 from langchain_memkit.ranking.speakers import ME, YOU, AddressedSpeakers
 from langchain_memkit.ranking.tokenize import language_of, tokenize
@@ -41,7 +41,7 @@ DO = re.compile(
 )
 TEXT = re.compile(r":[^?]*$")  # the material of a task: "Translate this: I am hungry"
 WITHIN = re.compile(r"(?<=[\w,;:]) [\"'(]?([^\W\d_][\w']*)")  # a word that does not begin a sentence
-NO_NAMES = frozenset(tokenize(f"{CALENDAR} {' '.join(MONTHS)} i'm i've i'd i'll ok"))
+NO_NAMES = frozenset(tokenize(" ".join([*MONTHS, *DAYS, *NUMBERS, "i'm i've i'd i'll ok"])))
 
 
 def relevance_to(
