@@ -8,14 +8,12 @@ from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, timedelta
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from langchain_memkit.ranking.bm25 import Doubles
 from langchain_memkit.ranking.tokenize import ACCENTS, FUNCTION_WORDS, STOP_WORDS, WORDS
-
-Doubles: TypeAlias = npt.NDArray[np.float64]
 
 MOST = 8  # ranges of a question; further ones are ignored
 READ = 2000  # characters of a question that are read

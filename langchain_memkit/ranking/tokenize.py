@@ -69,10 +69,7 @@ def tokenize(text: str, language: str = "", known: Container[str] | None = None)
         >>> tokenize("東京タワー")
         ['東京', '京タ', 'タワ', 'ワー']
     """
-    words = _words(text)
-    language = language or _language(words)
-    kept = _content(words, language)
-    stems = _stemmed(kept, language)
+    kept, stems, language = _read(text, language)
     if known is not None and language != "english":  # English as ever: by chance other languages have its stems, too
         for i, word in enumerate(kept):
             others = (_stemmed([word], name)[0] for name in FUNCTION_WORDS if stems[i] not in known)
@@ -89,10 +86,7 @@ def tokenize_record(text: str) -> list[str]:
         >>> tokenize_record("Wir haben Andreas getroffen.")
         ['andreas', 'getroff', 'andrea', 'getroffen']
     """
-    words = _words(text)
-    language = _language(words)
-    kept = _content(words, language)
-    stems = _stemmed(kept, language)
+    kept, stems, language = _read(text)
     if language != "english":
         stems += [stem for stem in dict.fromkeys(_stemmed(kept, "english")) if stem not in stems]
     return stems
@@ -118,9 +112,13 @@ def _words(text: str) -> list[str]:
     return [word for token in TOKEN.findall(text) for word in _pieces(token)]
 
 
-def _content(words: list[str], language: str) -> list[str]:
+def _read(text: str, language: str = "") -> tuple[list[str], list[str], str]:
+    """Return the words of a text without stop words, their stems, and the language."""
+    words = _words(text)
+    language = language or _language(words)
     skipped = STOP_WORDS if language == "english" else STOP_WORDS | FUNCTION_WORDS[language]
-    return [word[:MAX_WORD] for word in words if word not in skipped]
+    kept = [word[:MAX_WORD] for word in words if word not in skipped]
+    return kept, _stemmed(kept, language), language
 
 
 def _language(words: list[str]) -> str:

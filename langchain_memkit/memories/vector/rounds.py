@@ -26,8 +26,7 @@ TOOL = 2000  # characters of a tool's result that are kept; the transcript has a
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
 SMALL_TALK = frozenset(
-    stem
-    for stem in tokenize(
+    tokenize(
         "ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome please "
         "hi hello hey bye goodbye morning evening night got understood done alright problem glad help cheers"
     )
