@@ -104,9 +104,5 @@ def _names(question: str, language: str, asked: AddressedSpeakers) -> list[str]:
     if language == "german":  # where every noun has a capital
         return []
     capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
-    return [
-        stem
-        for word in capitals
-        for stem in tokenize(word, language)
-        if stem not in NO_NAMES and stem not in asked.names
-    ]
+    stems = [stem for word in capitals for stem in tokenize(word, language)]
+    return [stem for stem in stems if stem not in NO_NAMES and stem not in asked.names]

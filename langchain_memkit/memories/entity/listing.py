@@ -44,10 +44,8 @@ def list_entities(book: EntityRegistry, limits: Limits, now: datetime, gone: Con
         (name, aliases), kind = display_name(book, root), book.groups.kinds.get(root, "")
         maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
         said = book.description(root, rows)
-        facts = [
-            Fact(row.text, row.role, row.speaker, row.session, row.message, row.at, row.start, row.end)
-            for row in [*rows.values()][-limits.facts :]
-        ]
+        newest = [*rows.values()][-limits.facts :]
+        facts = [Fact(r.text, r.role, r.speaker, r.session, r.message, r.at, r.start, r.end) for r in newest]
         since, last, text = facts[0].created_at, facts[-1].created_at, said.text if said else ""
         found.append(Entity(name, kind, tuple(aliases), tuple(maybe), tuple(facts), since, last, text))
     found.sort(key=lambda entity: entity.name)

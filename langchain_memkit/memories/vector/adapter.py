@@ -243,7 +243,7 @@ class VectorStoreAdapter:
         ConfigurationError: The store's filter syntax is unknown, or the store lacks one of `NEEDED`.
     """
 
-    def __init__(self, store: VectorStore, *, filter_builder: FilterBuilder | None = None) -> None:
+    def __init__(self, store: VectorStore, filter_builder: FilterBuilder | None = None) -> None:
         self.store = store
         self.name = type(store).__name__
         self._dialect = dialect_of(store, filter_builder)

@@ -138,10 +138,9 @@ class VectorMemory(DerivedMemory):
             kind = base.describe_type(compressor, BaseDocumentCompressor)
             msg = f"reranker must be a LangChain document compressor, not {kind}"
             raise ConfigurationError(msg)
-        own = given if isinstance(given, RecordVectorStore) else None
         weights = ranking or Ranking()
         self._core = VectorMemoryConfig(
-            store=own or VectorStoreAdapter(given, filter_builder=filter_builder),
+            store=given if isinstance(given, RecordVectorStore) else VectorStoreAdapter(given, filter_builder),
             max_tokens=max_tokens,
             k=k,
             ranking=weights,

@@ -264,11 +264,8 @@ async def recall(
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
     # recency ranking and eviction both need the time of the last recall
-    if (
-        not getattr(query, "trial", False)
-        and not core.read_only
-        and (core.ranking.recency or core.max_records is not None)
-    ):
+    silent = core.read_only or getattr(query, "trial", False)
+    if not silent and (core.ranking.recency or core.max_records is not None):
         try:
             await core.records.touch(user_id, [entry.id for entry, *_ in chosen], core.now())
         except HistoryWriteError as error:
@@ -323,10 +320,8 @@ async def _ranked(
     if not by_id:
         return iter(()), 0, 0.0
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
-    given = [
-        Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
-        for d in await core.records.get_by_ids(user_id, list(by_id))
-    ]
+    stored = await core.records.get_by_ids(user_id, list(by_id))
+    given = [Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id}) for d in stored]
     reranker = core.reranker
     anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
@@ -367,6 +362,5 @@ async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Foun
 def _note(chosen: Sequence[tuple[IndexRecord, Record, NoteParts]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
-    return note_message(
-        [record for _, record, _ in in_order], lambda _: render_note_parts([parts for *_, parts in in_order])
-    )
+    parts = [part for *_, part in in_order]
+    return note_message([record for _, record, _ in in_order], lambda _: render_note_parts(parts))

@@ -284,9 +284,8 @@ def plan_rounds(drafts: Sequence[Draft], begun: StoredSession, known: StoredRoun
         if not any(line.message for line in round_.lines):
             stored = records.get(name)
             holder = next((d for d in (stored, last) if d is not None and _holds(d, round_.lines, d is last)), None)
-            if holder is not None or all(
-                (s := records.get(str(d.id))) and s.page_content == d.page_content for d in draft
-            ):
+            known_chunks = [(records.get(str(document.id)), document) for document in draft]
+            if holder is not None or all(old and old.page_content == new.page_content for old, new in known_chunks):
                 holder = holder or draft[0]
                 where, fresh = stored_round_id(holder), None
                 before = known.ends.get(where, "")
