@@ -233,10 +233,8 @@ class KeyFinder:
         starts, ends = word_boundaries(folded.text if matches else "")
         for number, start, end in matches[:MOST]:
             # The automaton also matches inside words: keep what begins and ends at word boundaries.
-            if start in starts and end in ends:
-                found = self._spelled(text, folded, number, start, end)
-                if found:
-                    yield found
+            if start in starts and end in ends and (found := self._spelled(text, folded, number, start, end)):
+                yield found
 
     def _fuzzy(self, folded: FoldedText) -> Iterator[list[NameMatch]]:
         """Yield the matches with typos, grouped by place."""

@@ -7,8 +7,10 @@ only a person can decide more.
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from functools import lru_cache
+from importlib.resources import files
 from typing import Literal, TypeAlias
 
 from rapidfuzz import fuzz
@@ -31,60 +33,12 @@ NUMBER = re.compile(r"\d+(?:st|nd|rd|th|s|k|m|am|pm|h|min|km|kg|mph|x|d)?")
 DIGITS = re.compile(r"\d+")
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-ARTICLES = _words("the a an")
-TITLES = _words("mr mrs ms miss mx mister dr doctor prof professor sir madam rev")
-CALLS = _words(
-    "hey hi hello hiya oh ooh ah aha wow whoa woah yeah yep yes yup no nope nah thanks thank dear ok okay congrats"
-    " congratulations haha hahaha lol aw aww awww bye goodbye cheers please sorry well so and but yay woohoo omg gosh"
-    " hmm ugh phew oops glad ya awesome bummer wanna gonna gotta lemme gimme dunno kinda sorta looky fyi"
-)
-LEADING = ARTICLES | TITLES | CALLS
-DATES = _words(
-    "monday tuesday wednesday thursday friday saturday sunday mon tue tues wed thu thur thurs fri sat sun mondays"
-    " tuesdays wednesdays thursdays fridays saturdays sundays january february march april may june july august"
-    " september october november december jan feb mar apr jun jul aug sep sept oct nov dec spring summer autumn fall"
-    " winter today tonight tomorrow yesterday now then later soon recently lately currently morning mornings afternoon"
-    " evening evenings night nights noon midnight day days daily week weeks weekly weekend weekends weekday weekdays"
-    " month months monthly year years yearly annual decade decades century centuries hour hours hourly minute minutes"
-    " second seconds moment time times fortnight quarter season semester date ago am pm utc bc ad early late mid"
-)
-NUMBERS = _words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands"
-    " million millions billion billions trillion dozen dozens half once twice thrice couple few several many lot lots"
-    " first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth"
-    " fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth percent dollar dollars euro euros usd"
-    " pound pounds cent cents mile miles meter meters metres km kilometer kilometers inch inches foot feet kg"
-)
-STOPS = _words(
-    "i me my mine myself we us our ours you your yours he him his she her hers it its they them their theirs this that"
-    " these those who whom whose which what when where why how all any both each every some other another such same"
-    " own not nor only too very just also about above after again against at because been before being below between"
-    " by can could did do does doing down during for from further had has have having here if in into is am are was"
-    " were be more most of off on or out over past per next last previous coming almost nearly around least than"
-    " there through to under until up with within without would should shall will might must upon since ever never"
-    " always often sometimes whole entire rest end beginning start middle older old new plus minus another else"
-    " user assistant human ai bot system tool everyone everybody anyone someone nobody guys folks"
-)
-JUNK = DATES | NUMBERS | STOPS | LEADING
-
-ORDINARY = JUNK | _words(
-    "mark rose hope joy grace faith bill frank grant art dawn target apple amazon alphabet meta oracle shell gap visa"
-    " chase square stripe slack zoom ford dodge nice reading bath turkey mobile buffalo drew gene cliff rich ray rusty"
-    " sandy penny pearl ruby jade amber crystal iris ivy lily daisy violet olive holly ginger sage wren swift young"
-    " white black brown green gray grey short long little small rice cook baker butcher hunter shepherd bishop pope"
-    " king queen prince duke earl baron major page porter price post power rush ward wood woods stone rock brook brooks"
-    " lake rivers field fields hill hills forest banks bush branch berry cherry wolf fox bear lamb bird crane finch"
-    " hawk love sweet sunny star sky storm rain snow frost heaven angel dean judge chance champ chip buck bud buddy dot"
-    " trip wise worth norm peg pierce gale gage destiny harmony melody charity patience prudence constance mercy"
-    " felicity verity temperance honor trinity bliss skip spike guy herb max van act case cash ace blaze blue hunt"
-    " knight nature life dream mom mum dad mother father sister brother grandma grandpa aunt uncle baby people man"
-    " woman kid kids friend friends home house work school cat dog music book movie food water fire world"
-)
+WORDS = tomllib.loads(files("langchain_memkit.matching").joinpath("words.toml").read_text("utf-8"))
+LISTS = {name: frozenset(words.split()) for name, words in WORDS.items()}
+ARTICLES, CALLS = LISTS["articles"], LISTS["calls"]
+LEADING = ARTICLES | CALLS | LISTS["titles"]
+JUNK = LEADING | LISTS["dates"] | LISTS["numbers"] | LISTS["stops"]
+ORDINARY = JUNK | LISTS["ordinary"]
 
 Relation: TypeAlias = Literal["same", "close", "near"]
 """`"same"`: the same letters; `"close"`: alike enough to be one thing, if it is no person; `"near"`: maybe the same."""

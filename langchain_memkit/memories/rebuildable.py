@@ -90,9 +90,7 @@ READERS: dict[str, Callable[[Any], object]] = {
     "expires_at": lambda text: _moment(text) if text else None,
     "facts": lambda ids: tuple(map(_text, ids)),
     "given": bool,
-    "start": int,
-    "end": int,
-    "epoch": int,
+    **dict.fromkeys(("start", "end", "epoch"), int),
 }
 
 

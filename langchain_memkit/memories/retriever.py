@@ -85,14 +85,10 @@ def record_of(document: object) -> Record:
         raise TypeError(msg)
     known = document.metadata
     scores = (plain_score(known.get(key)) for key in ("relevance_score", "score"))
-    return Record(
-        document.page_content,
-        about=str(known.get("title") or ""),
-        source=str(known.get("source") or ""),
-        date=_date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None)),
-        id=document.id,
-        score=next((score for score in scores if score is not None), None),
-    )
+    score = next((score for score in scores if score is not None), None)
+    when = _date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None))
+    about, source = (str(known.get(key) or "") for key in ("title", "source"))
+    return Record(document.page_content, about, "", source, when, document.id, score=score)
 
 
 def plain_score(value: object) -> float | None:

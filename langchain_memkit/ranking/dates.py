@@ -8,14 +8,12 @@ from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, timedelta
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from langchain_memkit.ranking.tokenize import ACCENTS, FUNCTION_WORDS, STOP_WORDS
-
-Doubles: TypeAlias = npt.NDArray[np.float64]
+from langchain_memkit.ranking.bm25 import Doubles
+from langchain_memkit.ranking.tokenize import ACCENTS, FUNCTION_WORDS, STOP_WORDS, WORDS
 
 MOST = 8  # ranges of a question; further ones are ignored
 READ = 2000  # characters of a question that are read
@@ -24,49 +22,18 @@ YEARS = 50  # years before the latest record in which a day without a year is lo
 LEAP = 2000  # stands for any year; a leap year, so that 29 February is valid
 FADE = 7.0  # days around a range in which closeness falls to 0: people often talk of things some days later
 
-CALENDAR = """
-january february march april may june july august september october november december
-monday tuesday wednesday thursday friday saturday sunday
-one two three four five six seven eight nine ten
-"""
-NAMES, DAYS, NUMBERS = (line.split() for line in CALENDAR.split("\n") if line)
+CALENDAR = WORDS["calendar"]
+NAMES, DAYS, NUMBERS = (words.split() for words in CALENDAR["english"].values())
 MONTHS = {name: i for i, name in enumerate(NAMES, 1)} | {name[:3]: i for i, name in enumerate(NAMES, 1)} | {"sept": 9}
 
-# Months, days of the week and numbers from two as in CALENDAR, then other words with their English ones; no accents.
-FOREIGN_CALENDARS = {
-    "german": """
-    januar februar marz april mai juni juli august september oktober november dezember
-    montag dienstag mittwoch donnerstag freitag samstag sonntag
-    zwei drei vier funf sechs sieben acht neun zehn
-    im=in seit=since am=on heute=today gestern=yesterday vor=ago einem=a einer=a tagen=day woche=week wochen=week
-    wochenende=weekend monat=month monaten=month jahr=year jahren=year letzte=last letzten=last letzter=last
-    letztes=last diese=this dieser=this diesen=this dieses=this anfang=early ende=late mitte=mid zwischen=between
-    und=and bis=until nach=after heiligabend=24_december silvester=31_december""",
-    "french": """
-    janvier fevrier mars avril mai juin juillet aout septembre octobre novembre decembre
-    lundi mardi mercredi jeudi vendredi samedi dimanche
-    deux trois quatre cinq six sept huit neuf dix
-    en=in depuis=since hier=yesterday aujourd=today a=ago un=a une=a jour=day jours=day semaine=week semaines=week
-    mois=month an=year ans=year annee=year dernier=last derniere=last ce=this cet=this cette=this debut=early fin=late
-    mi=mid entre=between et=and de=of avant=before apres=after""",
-    "spanish": """
-    enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre
-    lunes martes miercoles jueves viernes sabado domingo
-    dos tres cuatro cinco seis siete ocho nueve diez
-    en=in desde=since el=on hoy=today ayer=yesterday hace=ago un=a una=a dia=day dias=day semana=week semanas=week
-    mes=month meses=month ano=year anos=year pasado=last pasada=last este=this esta=this principios=early finales=late
-    mediados=mid entre=between y=and de=of del=of antes=before despues=after hasta=until
-    nochebuena=24_december nochevieja=31_december""",
-}
+
+def _translations(words: Mapping[str, str]) -> dict[str, str]:
+    names = f"{words['months']} {words['days']} {words['numbers']}".split()
+    found = dict(zip(names, [*NAMES, *DAYS, *NUMBERS[1:]], strict=True))
+    return found | dict(pair.replace("_", " ").split("=") for pair in words["others"].split())
 
 
-def _translations(table: str) -> dict[str, str]:
-    months, days, numbers, others = table.strip().split("\n", 3)
-    found = dict(zip(f"{months}{days}{numbers}".split(), [*NAMES, *DAYS, *NUMBERS[1:]], strict=True))
-    return found | dict(pair.replace("_", " ").split("=") for pair in others.split())
-
-
-TRANSLATIONS = {language: _translations(table) for language, table in FOREIGN_CALENDARS.items()}
+TRANSLATIONS = {language: _translations(words) for language, words in CALENDAR.items() if language != "english"}
 WORD = re.compile(r"[a-z]+", re.IGNORECASE | re.ASCII)
 UNIT = "day|week|weekend|month|year"
 MANY = {name: i for i, name in enumerate(NUMBERS, 1)} | {"couple of": 2, "few": 3}

@@ -279,10 +279,7 @@ class Index:
 
     def _compact(self) -> None:
         """Rebuild the index without the slots and postings of removed records."""
-        vectors, slots = self._vectors, self._slots
-        kept = [
-            (entry, vectors[slots[entry.id]] if self._embedded[slots[entry.id]] else None) for entry in self.entries
-        ]
+        kept = [(entry, self.vector_of(entry.id)) for entry in self.entries]
         self._begin()
         for entry, vector in kept:
             self.add(entry, vector)

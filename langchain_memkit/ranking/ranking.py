@@ -29,9 +29,7 @@ def min_max_scale(values: Doubles, most: int | None = None, known: Flags | None 
         known: Flags of the records that have a value; the others get 0 and do not count for the scale.
     """
     compared = values if known is None else values[known]
-    if not len(compared):
-        return np.zeros(len(values))
-    low, high = float(compared.min()), float(compared.max())
+    low, high = float(compared.min(initial=np.inf)), float(compared.max(initial=-np.inf))
     if most is not None and most < len(compared):
         low = float(np.partition(compared, len(compared) - most)[len(compared) - most])
     if not high > low:
@@ -62,8 +60,7 @@ def recency(view: IndexSnapshot, accessed: Mapping[str, datetime], now: datetime
     last = view.times.copy()
     if accessed:
         for i, entry in enumerate(view.entries):
-            when = accessed.get(entry.id)
-            if when is not None:
+            if when := accessed.get(entry.id):
                 last[i] = when.timestamp()
     hours = np.maximum(now.timestamp() - last, 0) / 3600
     return np.nan_to_num(decay_rate**hours)
@@ -217,13 +214,8 @@ def best_first(
 
     def ranked(i: int) -> Ranked:
         entry, row = view.entries[i], parts[:, i].tolist()
-        return Ranked(
-            entry,
-            sum(row),
-            dict(zip(PARTS, row, strict=True)),
-            _shown(int(view.first[i]), len(entry.said), worth),
-            float(related[i]),
-        )
+        shown = _shown(int(view.first[i]), len(entry.said), worth)
+        return Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), shown, float(related[i]))
 
     most = next(_best(view, np.where(likely, related, -np.inf), question.now, 1, keep), None)
     if most is None:

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 import numpy as np
 
 from langchain_memkit.ranking.bm25 import BM25Matches, Doubles
-from langchain_memkit.ranking.dates import CALENDAR, MONTHS, date_proximity, parse_date_ranges
+from langchain_memkit.ranking.dates import DAYS, MONTHS, NUMBERS, date_proximity, parse_date_ranges
 from langchain_memkit.ranking.index import FEW, Index
 from langchain_memkit.ranking.speakers import ME, YOU, AddressedSpeakers
 from langchain_memkit.ranking.tokenize import language_of, tokenize
@@ -41,7 +41,7 @@ DO = re.compile(
 )
 TEXT = re.compile(r":[^?]*$")  # the material of a task: "Translate this: I am hungry"
 WITHIN = re.compile(r"(?<=[\w,;:]) [\"'(]?([^\W\d_][\w']*)")  # a word that does not begin a sentence
-NO_NAMES = frozenset(tokenize(f"{CALENDAR} {' '.join(MONTHS)} i'm i've i'd i'll ok"))
+NO_NAMES = frozenset(tokenize(" ".join([*MONTHS, *DAYS, *NUMBERS, "i'm i've i'd i'll ok"])))
 
 
 def relevance_to(
@@ -104,9 +104,5 @@ def _names(question: str, language: str, asked: AddressedSpeakers) -> list[str]:
     if language == "german":  # where every noun has a capital
         return []
     capitals = [word for word in WITHIN.findall(question) if word[0].isupper()]
-    return [
-        stem
-        for word in capitals
-        for stem in tokenize(word, language)
-        if stem not in NO_NAMES and stem not in asked.names
-    ]
+    stems = [stem for word in capitals for stem in tokenize(word, language)]
+    return [stem for stem in stems if stem not in NO_NAMES and stem not in asked.names]

@@ -29,16 +29,10 @@ def record(n: int, text: str = "", user_id: str = "u1", session_id: str = "s1", 
     asked = text or f"what about number {n}"
     page = f"human: {asked}\nai: it is fine"
     name = str(uuid5(NAMESPACE_URL, f"{user_id}/{session_id}/{n}"))
-    known = {
-        "user_id": user_id,
-        "session_id": session_id,
-        "round_id": name,
-        "position": n,
-        "created_at": (AT + timedelta(minutes=n)).isoformat(),
-        "said": [["human", "", 7, 7 + len(asked)], ["ai", "Bot", len(page) - 10, len(page)]],
-        "messages": [f"q{n}", f"a{n}"],
-    }
-    return Document(page, id=name, metadata={**known, **more})
+    known: dict[str, Any] = {"user_id": user_id, "session_id": session_id, "round_id": name, "position": n}
+    known["created_at"] = (AT + timedelta(minutes=n)).isoformat()
+    known["said"] = [["human", "", 7, 7 + len(asked)], ["ai", "Bot", len(page) - 10, len(page)]]
+    return Document(page, id=name, metadata={**known, "messages": [f"q{n}", f"a{n}"], **more})
 
 
 def facts(index: Index) -> list[tuple[object, ...]]:

@@ -41,23 +41,13 @@ def list_entities(book: EntityRegistry, limits: Limits, now: datetime, gone: Con
         rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}
         if not rows:
             continue
-        name, aliases = display_name(book, root)
+        (name, aliases), kind = display_name(book, root), book.groups.kinds.get(root, "")
+        maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
         said = book.description(root, rows)
-        facts = [
-            Fact(row.text, row.role, row.speaker, row.session, row.message, row.at, row.start, row.end)
-            for row in [*rows.values()][-limits.facts :]
-        ]
-        entity = Entity(
-            name=name,
-            type=book.groups.kinds.get(root, ""),
-            aliases=tuple(aliases),
-            maybe=tuple(sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))),
-            facts=tuple(facts),
-            since=facts[0].created_at,
-            last=facts[-1].created_at,
-            description=said.text if said else "",
-        )
-        found.append(entity)
+        newest = [*rows.values()][-limits.facts :]
+        facts = [Fact(r.text, r.role, r.speaker, r.session, r.message, r.at, r.start, r.end) for r in newest]
+        since, last, text = facts[0].created_at, facts[-1].created_at, said.text if said else ""
+        found.append(Entity(name, kind, tuple(aliases), tuple(maybe), tuple(facts), since, last, text))
     found.sort(key=lambda entity: entity.name)
     found.sort(key=lambda entity: entity.last, reverse=True)
     return found

@@ -61,17 +61,9 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         # saving the same turn again then yields the same ids, and thus no new facts.
         digest = hashlib.sha256(f"{role}\n{seen[role + text]}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         seen[role + text] += 1
-        fact = FactRow(
-            text=text,
-            role=role,
-            speaker=clean(message.name or "")[:MOST],
-            session=session_id,
-            message=clean(message.id or f"text-{digest[:24]}"),
-            given=bool(message.id) and segment.has_ids,
-            at=(segment.at or UNDATED) + timedelta(microseconds=i),
-            epoch=segment.epoch,
-            expires_at=segment.expires_at,
-        )
+        speaker, known = clean(message.name or "")[:MOST], clean(message.id or f"text-{digest[:24]}")
+        given, at = bool(message.id) and segment.has_ids, (segment.at or UNDATED) + timedelta(microseconds=i)
+        fact = FactRow(text, role, speaker, session_id, known, given, at, segment.epoch, segment.expires_at)
         found.append(fact)
     return found
 

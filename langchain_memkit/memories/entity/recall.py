@@ -57,10 +57,8 @@ class EntityCandidate:
         shared = [self.words and self.words.intersection(fold_text(row.text).split()) for row, _ in shown]
         often = Counter(word for words in shared for word in words)
         weights = {word: math.log(1 + len(shown) / number) for word, number in often.items()}
-        ranks = [
-            (not asks, sum([weights[word] for word in words]), fact_order(row))
-            for (row, asks), words in zip(shown, shared, strict=True)
-        ]
+        rare = [sum([weights[word] for word in words]) for words in shared]
+        ranks = [(not asks, worth, fact_order(row)) for (row, asks), worth in zip(shown, rare, strict=True)]
         return [shown[i][0] for i in sorted(range(len(shown)), key=ranks.__getitem__, reverse=True)]
 
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:

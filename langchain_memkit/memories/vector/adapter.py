@@ -78,8 +78,7 @@ def _chroma_listing(store: Store, wanted: Wanted) -> list[Document]:
 
 def _faiss_listing(store: Store, wanted: Wanted) -> list[Document]:
     found = ((name, store.docstore.search(name)) for name in list(store.index_to_docstore_id.values()))
-    documents = [(name, document) for name, document in found if isinstance(document, Document)]
-    return [Document(id=n, page_content=d.page_content, metadata=d.metadata) for n, d in documents]
+    return [Document(d.page_content, id=n, metadata=d.metadata) for n, d in found if isinstance(d, Document)]
 
 
 def _memory_listing(store: Store, wanted: Wanted) -> list[Document]:
@@ -244,7 +243,7 @@ class VectorStoreAdapter:
         ConfigurationError: The store's filter syntax is unknown, or the store lacks one of `NEEDED`.
     """
 
-    def __init__(self, store: VectorStore, *, filter_builder: FilterBuilder | None = None) -> None:
+    def __init__(self, store: VectorStore, filter_builder: FilterBuilder | None = None) -> None:
         self.store = store
         self.name = type(store).__name__
         self._dialect = dialect_of(store, filter_builder)

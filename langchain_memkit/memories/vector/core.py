@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from math import inf
 from typing import Any
 
@@ -12,7 +12,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_memkit.base import GetSessionHistory, Now, TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
-from langchain_memkit.memories.vector.rounds import Splitter
+from langchain_memkit.memories.vector.rounds import Round, Splitter
 from langchain_memkit.ranking.ranking import Ranking
 from langchain_memkit.ranking.relevance import FLOOR
 from langchain_memkit.stores.vectors import RecordVectorStore, VectorMemoryStore
@@ -42,10 +42,10 @@ class VectorMemoryConfig:
         """The operations of the store, as flows."""
         return self.store if isinstance(self.store, VectorStoreAdapter) else self.store.records
 
-    def expiry(self, at: datetime, of_turn: datetime | None) -> datetime | None:
-        """Return when a record expires: with its turn, or `ttl` after it was said if that is earlier; None: never."""
-        ends = [moment for moment in (of_turn, at + self.ttl if self.ttl else None) if moment]
-        return min(ends, default=None)
+    def expiring(self, round_: Round) -> Round:
+        """Return a round that expires with its turn, or `ttl` after it was said if that is earlier."""
+        ends = [moment for moment in (round_.expires_at, round_.at + self.ttl if self.ttl else None) if moment]
+        return round_._replace(expires_at=min(ends, default=None))
 
 
 def check_floor(floor: float | str | None, ranking: Ranking) -> float | None:

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
+from langchain_memkit import base
 from langchain_memkit._sync import adrive, cpu_bound, drive
-from langchain_memkit.base import (
-    GetSessionHistory,
-    Now,
-    SessionInfo,
-    TokenCounterLike,
-    check_arguments,
-    check_id,
-    check_seconds,
-    check_size,
-    describe_type,
-    same_conversation,
-    utc_now,
-)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory, Segment
 from langchain_memkit.memories.vector.adapter import FilterBuilder, VectorStoreAdapter
@@ -41,6 +29,9 @@ from langchain_memkit.stores.vector_cache import ReadSession
 from langchain_memkit.stores.vectors import RecordVectorStore
 
 __all__ = ["VectorMemory", "VectorMemoryFactory"]
+
+Moment: TypeAlias = datetime | None
+"""An aware time; None for no limit."""
 
 
 class VectorMemory(DerivedMemory):
@@ -126,31 +117,30 @@ class VectorMemory(DerivedMemory):
         ttl: float | None = None,
         importance: Callable[[str], object] | None = None,
         reranker: BaseDocumentCompressor | None = None,
-        get_session_history: GetSessionHistory | None = None,
+        get_session_history: base.GetSessionHistory | None = None,
         filter_builder: FilterBuilder | None = None,
         read_only: bool = False,
-        token_counter: TokenCounterLike = None,
-        now: Now = utc_now,
+        token_counter: base.TokenCounterLike = None,
+        now: base.Now = base.utc_now,
     ) -> None:
         self._bind(session_id, user_id)
         for name, count in (("max_tokens", max_tokens), ("k", k), ("max_records", max_records)):
             if count is not None:
-                check_size(count, name, 1)
-        check_seconds(ttl, "ttl", none="to keep records")
+                base.check_size(count, name, 1)
+        base.check_seconds(ttl, "ttl", none="to keep records")
         given: object = store
         compressor: object = reranker
         if not isinstance(given, VectorStore):
             example = "SQLiteVectorStore(path, embedding)"
-            msg = f"store must be a LangChain VectorStore, e.g. {example}, not {describe_type(given, VectorStore)}"
+            msg = f"store must be a LangChain VectorStore, e.g. {example}, not {base.describe_type(given, VectorStore)}"
             raise ConfigurationError(msg)
         if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
-            kind = describe_type(compressor, BaseDocumentCompressor)
+            kind = base.describe_type(compressor, BaseDocumentCompressor)
             msg = f"reranker must be a LangChain document compressor, not {kind}"
             raise ConfigurationError(msg)
-        own = given if isinstance(given, RecordVectorStore) else None
         weights = ranking or Ranking()
         self._core = VectorMemoryConfig(
-            store=own or VectorStoreAdapter(given, filter_builder=filter_builder),
+            store=given if isinstance(given, RecordVectorStore) else VectorStoreAdapter(given, filter_builder),
             max_tokens=max_tokens,
             k=k,
             ranking=weights,
@@ -181,17 +171,11 @@ class VectorMemory(DerivedMemory):
             >>> memories("s1", "u1")
             VectorMemory(session_id='s1', user_id='u1')
         """
-        check_arguments(options, cls)
+        base.check_arguments(options, cls)
         return VectorMemoryFactory(cls(store, "-", user_id="-", **options))
 
     def search(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        session_id: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        self, query: str, k: int = 10, *, session_id: str | None = None, since: Moment = None, until: Moment = None
     ) -> HitList:
         """Search the user's rounds, in all sessions, and return the best with their scores.
 
@@ -212,29 +196,21 @@ class VectorMemory(DerivedMemory):
         return drive(self._search(query, k, session_id, since, until))
 
     async def asearch(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        session_id: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        self, query: str, k: int = 10, *, session_id: str | None = None, since: Moment = None, until: Moment = None
     ) -> HitList:
         """Run `search` asynchronously."""
         return await adrive(self._search(query, k, session_id, since, until))
 
     # -- flows
 
-    async def _search(
-        self, query: str, k: int, session_id: str | None, since: datetime | None, until: datetime | None
-    ) -> HitList:
+    async def _search(self, query: str, k: int, session_id: str | None, since: Moment, until: Moment) -> HitList:
         if session_id is not None:
-            check_id(session_id, "session_id")
+            base.check_id(session_id, "session_id")
         for name, moment in (("since", since), ("until", until)):
             if moment is not None and moment.tzinfo is None:
                 msg = f"{name} must be an aware datetime, e.g. datetime(2026, 1, 2, tzinfo=UTC); got {moment!r:.50}"
                 raise ConfigurationError(msg)
-        check_size(k, "k", 1)
+        base.check_size(k, "k", 1)
 
         def keep(entry: IndexRecord) -> bool:
             if session_id is not None and entry.session != session_id:
@@ -272,19 +248,17 @@ class VectorMemory(DerivedMemory):
 
         def keep(entry: IndexRecord) -> bool:
             # The session was cleared since this record was written: a record of another epoch is never shown.
-            if entry.session == self._session and not same_conversation(entry.epoch, epoch):
+            if entry.session == self._session and not base.same_conversation(entry.epoch, epoch):
                 return False
             return not (entry.messages and shown.issuperset(entry.messages))
 
-        trial: bool = getattr(query, "trial", False)
-        remarks: list[str] | None = getattr(query, "remarks", None)
         text = truncate_with_warning(str(query), QUESTION, ASKED)
         # a greeting or thanks recalls nothing, so nothing is read for it
         idle = await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text, "english")), long=len(text) > SHORT)
         fetched: Fetched | None = self._take_fetched() or (None if idle else await self._prefetch())
-        if not trial:
+        if not getattr(query, "trial", False):
             self._looked = fetched and fetched[1]
-        return [] if idle else await recall(self._core, self._user, text, keep, fetched, trial=trial, remarks=remarks)
+        return [] if idle else await recall(self._core, self._user, query, text, keep, fetched)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         # The snapshot of this turn's load serves this save only: the next turn takes a new one. A save that starts from
@@ -292,7 +266,7 @@ class VectorMemory(DerivedMemory):
         looked, self._looked = self._looked, None
         self.save_was_checked = looked is not None
         turn = Segment.of_turn(messages, self._core.now())
-        await save(self._core, self._user, self._session, turn, looked)
+        await save(self._core, (self._user, self._session), turn, looked)
 
     async def _clear(self) -> None:
         self._looked = None
@@ -307,7 +281,7 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
 
     # -- flows
 
-    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
+    async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
         return await self._core.records.sessions(user_id)
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:

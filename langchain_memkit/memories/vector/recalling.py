@@ -125,19 +125,11 @@ class HitList(list[Hit]):
 
 def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
     """Build the `Hit` of a ranked record from its stored document."""
-    entry, lines = ranked.entry, _shown(ranked, document)
-    return Hit(
-        entry.id,
-        _text(lines) if lines else document.page_content,
-        ranked.score,
-        dict(ranked.parts),
-        entry.session,
-        entry.at,
-        tuple(dict.fromkeys(line.speaker for line in lines)),
-        tuple(line.message for line in lines if line.message),
-        rerank,
-        ranked.relation,
-    )
+    entry, (lines, text) = ranked.entry, _shown(ranked, document)
+    speakers = tuple(dict.fromkeys(line.speaker for line in lines))
+    messages = tuple(line.message for line in lines if line.message)
+    score, parts = ranked.score, dict(ranked.parts)
+    return Hit(entry.id, text, score, parts, entry.session, entry.at, speakers, messages, rerank, ranked.relation)
 
 
 def note_record_of(
@@ -151,18 +143,18 @@ def note_record_of(
     score = plain_score(ranked.score if rerank is None else rerank)
     source = f"session {entry.session}" if entry.session else ""
     if (known := notes.get(ranked.shown)) is None:
-        lines = _shown(ranked, document)
-        text = _text(lines) if lines else document.page_content
+        lines, text = _shown(ranked, document)
         told = note_parts(Record(text, source=source, date=entry.at, memory=ROUNDS))
         known = notes[ranked.shown] = text, tuple((line.message, line.text) for line in lines), told
     text, parts, told = known
     return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score, memory=ROUNDS), told
 
 
-def _shown(ranked: Ranked, document: Document) -> list[RoundLine]:
-    """Return the messages to show: those that the ranking selected, else all; `[]` for a plain document."""
+def _shown(ranked: Ranked, document: Document) -> tuple[list[RoundLine], str]:
+    """Return the messages to show, those that the ranking selected, else all, with their text; a document has none."""
     lines = lines_of_document(document)
-    return [lines[i] for i in ranked.shown if i < len(lines)] or lines
+    shown = [lines[i] for i in ranked.shown if i < len(lines)] or lines
+    return shown, _text(shown) if shown else document.page_content
 
 
 def _text(lines: Sequence[RoundLine]) -> str:
@@ -209,28 +201,22 @@ async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep
     text = truncate_with_warning(text, QUESTION, ASKED)
     hits = HitList()
     seen: set[str] = set()
-    ranked, _, _ = await _ranked(core, user_id, text, keep)
+    ranked, _, _ = await _ranked(core, user_id, text, keep, None, None)
     while some := list(islice(ranked, min(k - len(hits), BATCH))):
         hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
     return hits
 
 
 async def recall(
-    core: VectorMemoryConfig,
-    user_id: str,
-    text: str,
-    keep: Keep,
-    fetched: Fetched | None,
-    *,
-    trial: bool,
-    remarks: list[str] | None,
+    core: VectorMemoryConfig, user_id: str, query: str, text: str, keep: Keep, fetched: Fetched | None
 ) -> list[BaseMessage]:
     """Quote as many of the best records that `keep` accepts as fit in one note, in the order in which they were said.
 
-    `fetched` holds the user's index, if it was read already; a dry run (`trial`) does not record that the records were
-    recalled; `remarks` receives explanations of what the floor left out, unless it is None. The result is empty if
-    nothing is related to the question, or nothing fits.
+    `text` is the question; where `query`, as `load` was given it, is a dry run, it is not recorded that the records
+    were recalled, and its `remarks` receive explanations of what the floor left out. `fetched` holds the user's index,
+    if it was read already. The result is empty if nothing is related to the question, or nothing fits.
     """
+    remarks: list[str] | None = getattr(query, "remarks", None)
     chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
     headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
@@ -268,17 +254,18 @@ async def recall(
             full = misses >= MISSES or len(chosen) == core.k
             if full:
                 break
-    note = _note(chosen) if chosen else None
+    note = _note(chosen)
     # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
-    while note is not None and count_tokens([note], core.counter)[0] > core.max_tokens:
+    while chosen and count_tokens([note], core.counter)[0] > core.max_tokens:
         chosen.pop()
-        note = _note(chosen) if chosen else None
-    if note is None:
+        note = _note(chosen)
+    if not chosen:
         if misses:
             logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
         return []
     # recency ranking and eviction both need the time of the last recall
-    if not trial and not core.read_only and (core.ranking.recency or core.max_records is not None):
+    silent = core.read_only or getattr(query, "trial", False)
+    if not silent and (core.ranking.recency or core.max_records is not None):
         try:
             await core.records.touch(user_id, [entry.id for entry, *_ in chosen], core.now())
         except HistoryWriteError as error:
@@ -294,12 +281,7 @@ def _share(floor: float | None, best: float) -> float:
 
 
 async def _ranked(
-    core: VectorMemoryConfig,
-    user_id: str,
-    text: str,
-    keep: Keep,
-    fetched: Fetched | None = None,
-    floor: float | None = None,
+    core: VectorMemoryConfig, user_id: str, text: str, keep: Keep, fetched: Fetched | None, floor: float | None
 ) -> tuple[Iterator[Found], int, float]:
     """Rank the user's records, with the reranker if there is one.
 
@@ -338,10 +320,8 @@ async def _ranked(
     if not by_id:
         return iter(()), 0, 0.0
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
-    given = [
-        Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id})
-        for d in await core.records.get_by_ids(user_id, list(by_id))
-    ]
+    stored = await core.records.get_by_ids(user_id, list(by_id))
+    given = [Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id}) for d in stored]
     reranker = core.reranker
     anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
@@ -382,6 +362,5 @@ async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Foun
 def _note(chosen: Sequence[tuple[IndexRecord, Record, NoteParts]]) -> HumanMessage:
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
-    return note_message(
-        [record for _, record, _ in in_order], lambda _: render_note_parts([parts for *_, parts in in_order])
-    )
+    parts = [part for *_, part in in_order]
+    return note_message([record for _, record, _ in in_order], lambda _: render_note_parts(parts))

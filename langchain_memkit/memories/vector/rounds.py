@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID, uuid5
 
 from langchain_core.documents import Document
@@ -26,8 +26,7 @@ TOOL = 2000  # characters of a tool's result that are kept; the transcript has a
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
 SMALL_TALK = frozenset(
-    stem
-    for stem in tokenize(
+    tokenize(
         "ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome please "
         "hi hello hey bye goodbye morning evening night got understood done alright problem glad help cheers"
     )
@@ -62,6 +61,13 @@ class Round(NamedTuple):
     def open(self) -> bool:
         """Return whether the round still waits for its answer."""
         return not (self.closed or self.lines[-1].ends)
+
+
+Place: TypeAlias = tuple[str, str]
+"""A user and a session."""
+
+Draft: TypeAlias = tuple[Round, list[Document]]
+"""A round, and the records that it would be stored as if it were new."""
 
 
 class TextSplitter(Protocol):
@@ -142,13 +148,7 @@ def is_small_talk(lines: Iterable[RoundLine]) -> bool:
 
 
 def documents_of(
-    round_: Round,
-    user_id: str,
-    session_id: str,
-    position: int,
-    splitter: Splitter,
-    last: Document | None = None,
-    salt: str = "",
+    round_: Round, place: Place, position: int, splitter: Splitter, last: Document | None = None, salt: str = ""
 ) -> list[Document]:
     """Build the records of a round in order: one, or several chunks if it is long, with positions one after the other.
 
@@ -162,20 +162,16 @@ def documents_of(
     if not round_id:
         # From the first message's id, else from the round's text, so that a retry gets the same.
         opening = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
-        named = [user_id, session_id, opening]
-        round_id = str(uuid5(ROUNDS, json.dumps([*named, salt] if salt else named)))
+        named = [*place, opening, salt] if salt else [*place, opening]
+        round_id = str(uuid5(ROUNDS, json.dumps(named)))
     first = int(known.get("chunk", 0))
     documents: list[Document] = []
     chunks = _chunks(lines, splitter)
     for i, chunk in enumerate(chunks, first):
-        metadata: dict[str, Any] = {
-            "user_id": user_id,
-            "session_id": session_id,
-            "round_id": round_id,
-            "position": known.get("position", position) + i - first,
-            "created_at": known.get("created_at") or round_.at.isoformat(),
-        }
         text, spans = _rendered(chunk)
+        metadata: dict[str, Any] = {"user_id": place[0], "session_id": place[1], "round_id": round_id}
+        metadata["position"] = known.get("position", position) + i - first
+        metadata["created_at"] = known.get("created_at") or round_.at.isoformat()
         metadata |= {"said": spans, "messages": [line.message for line in chunk]}
         expires_at = round_.expires_at and round_.expires_at.isoformat()
         is_last = i == first + len(chunks) - 1  # only the last chunk can grow, so only it stays open
@@ -265,35 +261,31 @@ def needs_index(lines: Sequence[RoundLine], begun: StoredSession, known: StoredR
     return waiting or lines[0].role != "human" or any(line.message in known.rounds for line in lines)
 
 
-def plan_rounds(
-    rounds: Sequence[Round],
-    drafts: Sequence[Sequence[Document]],
-    last: Document | None,
-    records: Mapping[str, Document],
-    known: StoredRounds,
-) -> list[PlannedLines]:
+def plan_rounds(drafts: Sequence[Draft], begun: StoredSession, known: StoredRounds) -> list[PlannedLines]:
     """Plan which lines of a turn to store, and in which rounds: new lines in order, none if all is stored already.
 
-    `drafts` are the records that the turn's rounds would have as new ones, `last` is the session's last record,
-    `records` are stored ones with any of their ids, and `known` are the messages and rounds that are stored.
+    `drafts` are the turn's rounds, `begun` holds the session's last record and stored ones with any of their ids, and
+    `known` are the messages and rounds that are stored.
     """
     parts: list[PlannedLines] = []
+    last, records = begun.last, begun.records
     # `where` is the stored round that the next line would continue, `before` the role of the line in front of it.
     where: str | None = None
     before = ""
     # A record of another epoch is left over from before a clear: a turn must not continue erased text.
-    epochs = {rounds[0].epoch, last.metadata.get("epoch")} if last is not None and rounds else set[int]()
+    epochs = {drafts[0][0].epoch, last.metadata.get("epoch")} if last is not None and drafts else set[int]()
     if last is not None and len(epochs - {0, None}) < 2:
         where = stored_round_id(last)
         before = known.ends.get(where, "")
     fresh: PlannedLines | None = None  # the new round that lines are added to
-    for i, (round_, draft) in enumerate(zip(rounds, drafts, strict=True)):
+    for i, (round_, draft) in enumerate(drafts):
         again, name = False, stored_round_id(draft[0])
         # Without message ids a retry is only recognizable by its text: skip a round that a stored record already says.
         if not any(line.message for line in round_.lines):
             stored = records.get(name)
             holder = next((d for d in (stored, last) if d is not None and _holds(d, round_.lines, d is last)), None)
-            if holder is not None or all(_same(records.get(str(d.id)), d) for d in draft):
+            known_chunks = [(records.get(str(document.id)), document) for document in draft]
+            if holder is not None or all(old and old.page_content == new.page_content for old, new in known_chunks):
                 holder = holder or draft[0]
                 where, fresh = stored_round_id(holder), None
                 before = known.ends.get(where, "")
@@ -347,10 +339,6 @@ def stored_round_id(document: Document) -> str:
 
 def _words(lines: Iterable[RoundLine]) -> list[tuple[str, str]]:
     return [(line.role, line.text) for line in lines]
-
-
-def _same(stored: Document | None, draft: Document) -> bool:
-    return stored is not None and stored.page_content == draft.page_content
 
 
 def _holds(stored: Document, lines: Sequence[RoundLine], is_last: bool) -> bool:

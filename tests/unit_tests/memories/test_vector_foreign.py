@@ -185,7 +185,7 @@ def records(user: str, session: str, *texts: str, **more: Any) -> list[Document]
     for i, text in enumerate(texts):
         messages = [HumanMessage(text, id=f"{text}-q", name="Ann"), AIMessage("I see.", id=f"{text}-a")]
         [round_] = rounds_of([Segment(messages, START + timedelta(hours=i), 2**62 + 1, native=True)], START)
-        found += documents_of(round_, user, session, i, Splitter())
+        found += documents_of(round_, (user, session), i, Splitter())
     for document in found:
         document.metadata |= more
     return found

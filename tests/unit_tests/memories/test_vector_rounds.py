@@ -34,7 +34,7 @@ def rounds(*messages: BaseMessage, **known: Any) -> list[Any]:
 def records(*messages: BaseMessage, splitter: Any = None) -> list[Any]:
     """Records of the only round."""
     [round_] = rounds(*messages)
-    return documents_of(round_, "u1", "s1", 7, Splitter(splitter))
+    return documents_of(round_, ("u1", "s1"), 7, Splitter(splitter))
 
 
 def test_a_round_is_what_a_user_said_with_what_followed() -> None:
@@ -85,7 +85,7 @@ def test_ids_tell_users_and_sessions_apart() -> None:
     """The same words of two users, or in two sessions, are different records."""
     [round_] = rounds(HumanMessage("Tea", id="m1"), AIMessage("Yes", id="m2"))
     places = [("u1", "s1"), ("u2", "s1"), ("u1", "s2"), ('u1", "s1', "x")]
-    assert len({documents_of(round_, *place, 0, Splitter())[0].id for place in places}) == 4
+    assert len({documents_of(round_, place, 0, Splitter())[0].id for place in places}) == 4
 
 
 def test_a_long_round_is_cut_at_sentences_into_pieces_with_its_date_and_speakers() -> None:
