@@ -332,8 +332,10 @@ EDITS = 20
 """The last bits of an epoch that count the edits of a session; the others are drawn at random."""
 
 
-def same_conversation(epoch: int, other: int) -> bool:
+def same_conversation(epoch: Any, other: Any) -> bool:
     """Return whether two epochs are of one conversation: they differ by edits at most, or one is unknown (0)."""
+    if not (isinstance(epoch, int) and isinstance(other, int)):  # of a damaged record
+        return False
     return not (epoch and other) or epoch >> EDITS == other >> EDITS
 
 

@@ -62,7 +62,7 @@ def test_small_collection_gets_the_index(histories: Any, collection: Any) -> Non
 
 
 def test_a_page_is_read_from_the_index(standalone: Any, database: str, listener: Any, collection: Any) -> None:
-    """A page is three commands wherever it stands; the walk reads no document."""
+    """A page is four commands wherever it stands; the walk reads no document."""
     with MongoClient(standalone.uri, event_listeners=[listener], tz_aware=True) as client:
         histories = MongoDBChatMessageHistory.factory(None, database, client=client)
         for i in range(60):
@@ -71,7 +71,7 @@ def test_a_page_is_read_from_the_index(standalone: Any, database: str, listener:
         for _ in range(4):
             listener.sent.clear()
             page = histories.list_sessions("u1", limit=10, before=page[-1].cursor)
-            assert [name for name, _ in listener.sent] == ["find", "aggregate", "aggregate"]
+            assert [name for name, _ in listener.sent] == ["find", "find", "aggregate", "aggregate"]
             walk = dict(listener.sent[0][1])
             kept = ("find", "filter", "projection", "sort", "hint", "limit")
             plan = collection.database.command(

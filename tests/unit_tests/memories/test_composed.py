@@ -510,9 +510,10 @@ def test_secondaries_know_what_is_shown() -> None:
         ["Hi.", "Hello."],
     )
     talk = [HumanMessage("One."), AIMessage("1"), HumanMessage("Two."), AIMessage("2")]
-    ComposedMemory(dialogue(*talk), secondary, max_tokens=1000).load("Who?")
-    assert texts(secondary.asked[1].past) == ["One.", "1", "Two.", "2"]
-    assert texts(secondary.asked[1].seen) == ["Two.", "2"]  # what comes before may have to make room
+    for max_tokens, seen in [(1000, ["One.", "1", "Two.", "2"]), (40, ["Two.", "2"])]:
+        ComposedMemory(dialogue(*talk), secondary, max_tokens=max_tokens).load("Who?")
+        assert texts(secondary.asked[-1].past) == ["One.", "1", "Two.", "2"]
+        assert texts(secondary.asked[-1].seen) == seen  # what does not fit into half may have to make room
 
 
 def test_a_template_of_ones_own(call: Callable[..., Any]) -> None:
@@ -697,7 +698,7 @@ def test_older_turns_get_what_records_leave() -> None:
         assert texts(rest[:lead]) == texts(whole[:lead])
         assert texts(rest[lead:]) == texts(whole)[-(len(rest) - lead) :]
         assert rest[lead].type == "human"
-        assert bool(records) == (max_tokens >= sum(count_tokens([*least, note])))  # before any older turn
+        assert bool(records) == (max_tokens >= sum(count_tokens([*rest, note])))
         sizes.add(len(rest) - lead)
     assert sizes == {2, 4, 6}
 
@@ -717,7 +718,7 @@ def test_a_budget_of_ones_own() -> None:
 
 def test_what_an_older_turn_shows_is_not_told_once_more() -> None:
     """A record is left out if the turn that it comes from fits in the end, and told if it does not."""
-    talk = [HumanMessage("I live in Oslo."), AIMessage("Nice."), HumanMessage("Hi."), AIMessage("Hello.")]
+    talk = [HumanMessage("I live in Oslo."), AIMessage("Nice. " * 20), HumanMessage("Hi."), AIMessage("Hello.")]
     says = Says("I live in Oslo.")
     enough = sum(count_tokens([*talk, *says.load()]))
     assert recalled(ComposedMemory(dialogue(*talk), says, max_tokens=enough).load("?")) == []
