@@ -242,7 +242,7 @@ class Copies:
                     ids += [("", turn.session, str(m.get("id")), seq) for m in turn.messages]
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(
-                    "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", rows
+                    "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", rows
                 )
                 connection.executemany("INSERT OR IGNORE INTO message_ids VALUES (?, ?, ?, ?)", ids)
                 connection.execute("COMMIT")

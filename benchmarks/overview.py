@@ -25,6 +25,7 @@ PAGE, IMAGES, README = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images"
 PARTS = {
     "history": "Histories",
     "context": "Context",
+    "sessions": "Sessions",
     "tokens": "Token counters",
     "moving": "Moves between stores",
     "entities": "Entities",
@@ -228,6 +229,23 @@ def moves_behind(results: Results) -> Behind:
         f"{span(row['value'] for row in found)} times",
         "the drivers, which check nothing",
     )
+
+
+# -- sessions
+
+
+def _sessions(results: Results) -> str:
+    rows = results["sessions"]["rows"]
+    lines = []
+    for row in every(results["sessions"]["ratios"], ratio="time, page 1,000 / page 1"):
+        pages = every(rows, store=row["store"], measurement="page")
+        found = (duration(each["median_ms"]) for each in every(rows, store=row["store"], measurement="search"))
+        name, times = (
+            {"sqlite": "SQLite", "mongodb": "MongoDB"}[row["store"]],
+            (duration(p["median_ms"]) for p in pages),
+        )
+        lines.append((name, *times, number(row["value"]), str(pages[0]["commands"]), *found))
+    return table(("", "page 1", "page 1,000", "ratio", "sent", "frequent word", "rare word", "no such word"), lines)
 
 
 # -- the gate
@@ -877,6 +895,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "histories, bars": _bars("history"),
     "moves": _moves,
     "moves, bars": _bars("moving"),
+    "sessions": _sessions,
+    "sessions, bars": _bars("sessions"),
     "reliability": _reliability,
     "trimming, ratios": _trimming(ratios=True),
     "trimming, times": _trimming(ratios=False),

@@ -443,7 +443,7 @@ def test_the_sessions_benchmark_has_every_row(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(file.read_text())["rows"]
-    for store, commands in (("sqlite", 4), ("mongodb", 3)):
+    for store, commands in (("sqlite", 6), ("mongodb", 4)):
         pages = [row for row in rows if row["store"] == store and row["measurement"] == "page"]
         assert [(row["page"], row["commands"]) for row in pages] == [(1, commands), (10, commands)]
         found = [row["found"] for row in rows if row["store"] == store and row["measurement"] == "search"]
