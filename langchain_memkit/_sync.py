@@ -98,8 +98,7 @@ async def arun_step(step: Step[T]) -> T:
 def _checked(awaited: Operation[T]) -> Step[T]:
     if not isinstance(awaited, Step):
         name = type(awaited).__name__
-        msg = f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)"
-        raise TypeError(msg)
+        raise TypeError(f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)")
     return awaited
 
 
@@ -229,8 +228,7 @@ def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> S
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            msg = f"{name} is async, so use the async verbs: ainvoke, astream, abatch, aload"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} is async, so use the async verbs: ainvoke, astream, abatch, aload")
         return result
 
     async def asynchronous() -> Any:

@@ -135,19 +135,16 @@ class ClassicMemory(BaseMemory):
         keys = [key for key in inputs if key not in (self.memory_key, "stop")]
         keys = keys if self.input_key is None else [key for key in keys if key == self.input_key]
         if len(keys) > 1:
-            msg = f"which of the inputs {sorted(keys)} is the question? Set input_key"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"which of the inputs {sorted(keys)} is the question? Set input_key")
         return input_messages(inputs[keys[0]], None) if keys else []
 
     def _turn(self, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> list[BaseMessage]:
         key = self.output_key or (next(iter(outputs)) if len(outputs) == 1 else "output")
         if key not in outputs:
-            msg = f"which of the outputs {sorted(outputs)} is the answer? Set output_key"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"which of the outputs {sorted(outputs)} is the answer? Set output_key")
         asked = self._asked(inputs)
         if not asked:
-            msg = f"the inputs {sorted(inputs)} hold no question. Set input_key"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the inputs {sorted(inputs)} hold no question. Set input_key")
         # new ids: the same words said again are a new turn, not a retry of the first
         return [
             m.model_copy(update={"id": m.id or str(uuid4())}) for m in (*asked, *output_messages(outputs[key], None))

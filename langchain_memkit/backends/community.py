@@ -59,8 +59,7 @@ class DatabaseTable:
             inspector = sql.inspect(engine)
             if not inspector.has_table(self._table):
                 names = ", ".join(map(repr, inspector.get_table_names())) or "none"
-                msg = f"{where} has no table {self._table!r}; its tables: {names}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{where} has no table {self._table!r}; its tables: {names}")
             there = [column["name"] for column in inspector.get_columns(self._table)]
             if missing := [name for name in ("id", self._session_column, "message") if name not in there]:
                 msg = f"table {self._table!r} of {where} has no column {missing[0]!r}; its columns: {', '.join(there)}"
@@ -96,8 +95,7 @@ def read_message_file(path: Path) -> FileMessages:
         raw = path.read_bytes()
         written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror or error}"
-        raise HistoryReadError(msg) from error
+        raise HistoryReadError(f"cannot read {path}: {error.strerror or error}") from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:

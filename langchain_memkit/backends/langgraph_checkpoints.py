@@ -59,8 +59,7 @@ def decode_checkpoint(kind: object, data: Any) -> Any:
         return None
     if kind not in ("msgpack", "json"):
         what = "is pickled: it could run code, so it is never read" if kind == "pickle" else "cannot be read here"
-        msg = f"its checkpoint of type {_name(kind)} {what}"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"its checkpoint of type {_name(kind)} {what}")
     try:
         if kind == "json":
             return json.loads(bytes(data) if not isinstance(data, str) else data, object_hook=_of_json)
@@ -72,8 +71,7 @@ def decode_checkpoint(kind: object, data: Any) -> Any:
 
 def _unpack(data: bytes, depth: int) -> object:
     if depth > MAX_DEPTH:
-        msg = "nested too deeply"
-        raise ValueError(msg)
+        raise ValueError("nested too deeply")
 
     def hook(code: int, inner: bytes) -> object:
         if code == NUMPY:
@@ -112,13 +110,11 @@ def decode_message_of_graph(value: object) -> tuple[BaseMessage, list[str]]:
             [message] = convert_to_messages([_plain(value, 0)])
             if type(message) in MESSAGE_TYPES.values():
                 return message, []
-        msg = f"a {type(value).__name__} is not a message of langchain-core"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"a {type(value).__name__} is not a message of langchain-core")
     module, _, name = value.name.rpartition(".")
     known = f"{module}.".startswith(MESSAGE_MODULES) and name in TYPES
     if not known or not isinstance(value.data, Mapping):
-        msg = f"{_name(value.name)} is not a message of langchain-core"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"{_name(value.name)} is not a message of langchain-core")
     fields: dict[str, object] = {}
     lost: list[str] = []
     for key, field in value.data.items():
@@ -126,8 +122,7 @@ def decode_message_of_graph(value: object) -> tuple[BaseMessage, list[str]]:
             fields[str(key)] = _plain(field, 0)
         except _UnknownError as error:
             if key == "content":
-                msg = f"its content holds {error}, which is not read"
-                raise MessageDecodeError(msg) from None
+                raise MessageDecodeError(f"its content holds {error}, which is not read") from None
             lost.append(f"{key}: held {error}, left out")
     return decode_legacy_message({"type": TYPES[name], "data": fields}), lost
 
@@ -197,8 +192,7 @@ def _name(value: object) -> str:
 def _plain(value: object, depth: int) -> Any:
     """Convert a value, at a level within a field, to plain values; build the objects on the allowlist."""
     if depth > MAX_LEVELS:
-        msg = f"more than {MAX_LEVELS} levels"
-        raise _UnknownError(msg)
+        raise _UnknownError(f"more than {MAX_LEVELS} levels")
     if isinstance(value, Foreign):
         data = _plain(value.data, depth + 1)
         with suppress(KeyError, TypeError, ValueError, AttributeError):

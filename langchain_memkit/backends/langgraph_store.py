@@ -52,8 +52,7 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
             raise ConfigurationError(msg)
         for label in labels:
             if "." in check_text(label, "each label of the namespace", 4096):
-                msg = f"a label of a namespace holds no full stop; got {label!r:.100}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"a label of a namespace holds no full stop; got {label!r:.100}")
         super().__init__(_Items(store, labels))
 
 
@@ -83,10 +82,8 @@ class _Items(KeyValueBackend):
             # The store's own error, whose text may hold credentials, is the cause.
             what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
             if not any(isinstance(operation, PutOp) for operation in operations):
-                msg = f"cannot read: the {what}"
-                raise HistoryReadError(msg) from error
-            msg = f"cannot write: the {what}. Calling again is safe."
-            raise HistoryWriteError(msg, maybe_stored=True) from error
+                raise HistoryReadError(f"cannot read: the {what}") from error
+            raise HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True) from error
 
     async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
         found: list[Item | None] = []

@@ -238,8 +238,7 @@ def _checked(name: str) -> Path:
     """Check the package of an English model without importing its Python; return the folder of the model."""
     spec = find_spec(name)  # finding a top-level package runs none of its code
     if spec is None or spec.origin is None:
-        msg = f"{name} is not installed"
-        raise SpacyModelMissing(msg)
+        raise SpacyModelMissing(f"{name} is not installed")
     package = Path(spec.origin).parent
     if name == REPACKAGED:
         folder = package / f"{name}-3.8.0"

@@ -194,8 +194,7 @@ def writable(file: str, source: Target) -> Iterator[str | TextIO]:
         return
     path = Path(file).absolute()
     if not path.parent.is_dir():
-        msg = f"{file}: its folder does not exist"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file}: its folder does not exist")
     of_source = source.is_file and path.exists() and path.samefile(source.path)
     owners = [path, *(Path(file.removesuffix(end)) for end in ("-wal", "-shm", "-journal") if file.endswith(end))]
     if of_source or any(owner.is_file() and owner.stat().st_size and is_sqlite(owner) for owner in owners):
@@ -212,8 +211,7 @@ def readable(file: str) -> Iterator[str | TextIO]:
             yield stream
         return
     if not Path(file).is_file():
-        msg = f"{file}: there is no such file"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file}: there is no such file")
     yield file
 
 
@@ -221,8 +219,7 @@ def readable(file: str) -> Iterator[str | TextIO]:
 def _standard(stream: TextIO | None, name: str, errors: str) -> Iterator[TextIO]:
     """Open a standard stream of this process as UTF-8."""
     if stream is None:
-        msg = f"{name} is closed: name a file instead of {STREAM}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} is closed: name a file instead of {STREAM}")
     text = io.TextIOWrapper(stream.buffer, encoding="utf-8", errors=errors, newline="\n")
     try:
         yield text

@@ -33,8 +33,7 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
     if isinstance(value, (list, tuple)):
         if value and isinstance(value[0], list):  # chat models are traced with a batch of one
             if len(value) != 1:
-                msg = f"Expected a single list of messages. Got {len(value)} lists."
-                raise ValueError(msg)
+                raise ValueError(f"Expected a single list of messages. Got {len(value)} lists.")
             value = value[0]
         messages = None
         with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input

@@ -172,8 +172,7 @@ def message_text(message: BaseMessage) -> str:
 def answer_text(answer: object) -> str:
     """Return the text that a model, or a function in its place, gave as a message or as text, or raise."""
     if not isinstance(answer, (str, BaseMessage)):
-        msg = f"the model must return a message or text, not {type(answer).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"the model must return a message or text, not {type(answer).__name__}")
     return str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
 
 

@@ -94,8 +94,7 @@ def langchain_file_source(path: str | os.PathLike[str]) -> ConversationSource:
     """
     found = Path(check_path(path))
     if not found.exists():
-        msg = f"there is no file or folder {found}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"there is no file or folder {found}")
     files = sorted(f for f in found.iterdir() if f.is_file() and f.name[0] != ".") if found.is_dir() else [found]
     return ConversationSource(partial(_of_files, files))
 

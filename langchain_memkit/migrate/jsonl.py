@@ -197,8 +197,7 @@ def open_for_writing(path_or_file: PathOrFile) -> Iterator[TextIO]:
                 os.fsync(number)
         Path(part).replace(path)
     except OSError as error:
-        msg = f"cannot write {path}: {error.strerror or error}"
-        raise HistoryWriteError(msg) from error
+        raise HistoryWriteError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         if part:
             Path(part).unlink(missing_ok=True)  # the remains of an export that failed
@@ -223,8 +222,7 @@ def open_for_reading(path_or_file: PathOrFile) -> Iterator[tuple[TextIO, int | N
         ):
             yield text, None if is_packed else path.stat().st_size
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror or error}"
-        raise HistoryReadError(msg) from error
+        raise HistoryReadError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # -- lines
@@ -281,18 +279,15 @@ def _parsed(text: str | None, max_line_bytes: int | None) -> Data:
     """Parse a line; None stands for one that is too long."""
     if text is None:
         name = "max_line_bytes= (memkit import --max-line)"
-        msg = f"longer than {_size(max_line_bytes or 0)}, so left out: {name} sets the limit"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"longer than {_size(max_line_bytes or 0)}, so left out: {name} sets the limit")
     try:
         text.encode()  # the file was opened with surrogateescape, so invalid UTF-8 shows as lone surrogates
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         whole = "damaged" if text.endswith("\n") else "cut off"
-        msg = f"{whole} ({type(error).__name__})"
-        raise MessageDecodeError(msg) from error
+        raise MessageDecodeError(f"{whole} ({type(error).__name__})") from error
     if not isinstance(data, dict):
-        msg = "no JSON object"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError("no JSON object")
     return data
 
 
@@ -312,8 +307,7 @@ def _check_header(text: str | None, max_line_bytes: int | None) -> None:
         data = _parsed(text, max_line_bytes)
     version = data.get("v")
     if data.get("memkit") != "export" or not isinstance(version, int):
-        msg = "this is no export of memkit: its first line is not the header"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("this is no export of memkit: its first line is not the header")
     if version > EXPORT_VERSION:
         msg = f"this export was written by a newer memkit (format {version}); this one reads {EXPORT_VERSION}"
         raise ConfigurationError(msg)

@@ -150,8 +150,7 @@ def checked(factory: object, name: str = "factory", other: str = "") -> AnyFacto
     """Return the argument if it is a factory of memkit's histories; raise a ConfigurationError if not."""
     if not isinstance(factory, HistoryFactory):
         found = describe_type(factory, HistoryFactory)
-        msg = f"{name} must be a factory of our histories, X.factory(...){other}, not {found}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a factory of our histories, X.factory(...){other}, not {found}")
     return factory
 
 

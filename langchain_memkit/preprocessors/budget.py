@@ -40,8 +40,7 @@ def as_messages(value: object) -> list[BaseMessage]:
     if isinstance(value, PromptValue):
         value = value.to_messages()
     if not isinstance(value, (list, tuple)):
-        msg = f"a preprocessor takes a list of messages, not {type(value).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"a preprocessor takes a list of messages, not {type(value).__name__}")
     given = value if isinstance(value, list) else list(value)
     looked_at = given if len(given) <= 500 else (given[0], given[-1])
     return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)

@@ -96,8 +96,7 @@ class SummaryTrigger:
 
 def _checked(value: object, name: str, least: int) -> Threshold:
     if not (isinstance(value, (tuple, list)) and len(value) == 2 and value[0] in ("tokens", "messages")):
-        msg = f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}")
     return (value[0], check_size(value[1], f"{name}[1]", least))
 
 
@@ -167,8 +166,7 @@ class Summarizer:
         answer = await model_call(self.llm, prompt, call, self.timeout)
         text = answer_text(answer)
         if not text:
-            msg = "the model returned nothing"
-            raise ValueError(msg)
+            raise ValueError("the model returned nothing")
         if self.budget.counts_messages:
             return text
         # Cut it to about twice the requested length: a summary that grew at every turn would leave no room.
@@ -202,6 +200,5 @@ class Summarizer:
             view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
             if not view.epoch or not same_conversation(view.epoch, record.position.epoch):
                 await self.store.delete_all(f"{talk.place.prefix}{record.position.epoch}/")
-                msg = "the session was cleared meanwhile"
-                raise StaleTurnError(msg)
+                raise StaleTurnError("the session was cleared meanwhile")
         return added

@@ -134,8 +134,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     def _fits(self) -> Self:
         QuestionPrompt(self.prompt)
         if self.mode == "llm" and self.llm is None:
-            msg = 'mode="llm" needs an llm'
-            raise ConfigurationError(msg)
+            raise ConfigurationError('mode="llm" needs an llm')
         if not (self.history is None or isinstance(self.history, Memory) or hasattr(self.history, "add_messages")):
             msg = f"history must be a LangChain chat history or a memory, not {type(self.history).__name__}"
             raise ConfigurationError(msg)

@@ -168,8 +168,7 @@ def _check_end(answer: object) -> None:
     told = getattr(answer, "response_metadata", {})
     reasons = ("finish_reason", "stop_reason", "done_reason")  # of OpenAI and Google; Anthropic; Ollama
     if any(str(told.get(key, "")).lower() in ("length", "max_tokens") for key in reasons):
-        msg = "it was cut off"
-        raise RefusedError(msg)
+        raise RefusedError("it was cut off")
 
 
 STILL = "it still points back"

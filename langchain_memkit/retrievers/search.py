@@ -81,8 +81,7 @@ def _documents(found: object) -> list[Document]:
         raise found
     documents: list[Any] = list(found) if isinstance(found, Iterable) else [found]
     if others := {type(each).__name__ for each in documents if not isinstance(each, Document)}:
-        msg = f"a retriever must return documents, not {' or '.join(sorted(others))}"
-        raise TypeError(msg)
+        raise TypeError(f"a retriever must return documents, not {' or '.join(sorted(others))}")
     return documents
 
 

@@ -42,8 +42,7 @@ class KeyRange(NamedTuple):
 def check_keys(keys: Iterable[str]) -> list[str]:
     """Validate keys and return them as a list. Raise before any I/O if one is invalid."""
     if isinstance(keys, str):  # its letters would be taken for keys
-        msg = "keys must be a list of str, not a str"
-        raise TypeError(msg)
+        raise TypeError("keys must be a list of str, not a str")
     return [check_text(key, "key", MAX_KEY_BYTES) for key in keys]
 
 

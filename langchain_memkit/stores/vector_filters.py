@@ -53,8 +53,7 @@ def _scope(
         msg = "post_filter_pipeline needs Atlas Vector Search. Use pre_filter=, or filter what comes back"
         raise ConfigurationError(msg)
     if pre_filter and filter:
-        msg = "give either filter or pre_filter: pre_filter can say all that filter says"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("give either filter or pre_filter: pre_filter can say all that filter says")
     return _equal_to(filter or {}) if pre_filter is None or filter else _meeting(pre_filter)
 
 
@@ -182,5 +181,4 @@ def _refuse_name(name: object) -> NoReturn:
 
 
 def _refuse(problem: str) -> NoReturn:
-    msg = f"pre_filter {problem}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"pre_filter {problem}")

@@ -395,8 +395,7 @@ class VectorBackend(StoreBackend, ABC):
 def check_ids(ids: Iterable[str]) -> list[str]:
     """Return record ids without duplicates. Raise before any I/O if one is not a valid id."""
     if isinstance(ids, str):  # its letters would be taken for ids
-        msg = "ids must be a list of str, not a str"
-        raise TypeError(msg)
+        raise TypeError("ids must be a list of str, not a str")
     return list(dict.fromkeys(check_id(name, "id") for name in ids))
 
 
@@ -439,8 +438,7 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> NewRecord:
     except UNREADABLE as error:
         entry, problem = None, type(error).__name__
     if entry is None or problem:  # out here, since the other error may quote the value
-        msg = f"document {name!r:.80} has metadata that no record has: {problem}"
-        raise ValueError(msg)
+        raise ValueError(f"document {name!r:.80} has metadata that no record has: {problem}")
     metadata = encode_exactly(given, f"documents[{name!r:.80}].metadata")
     encoded = encode_value(text, f"documents[{name!r:.80}].page_content")
     return NewRecord(entry, user, digest_of(text), encoded, metadata)
@@ -632,8 +630,7 @@ class Embedder:
         if stored is None:
             stored = await self._step(lambda: self._store.probe(probe.tobytes()))
         if not stored or len(stored) % 4:
-            msg = "what the store knows of its embedding model is damaged"
-            raise HistoryReadError(msg)
+            raise HistoryReadError("what the store knows of its embedding model is damaged")
         known = np.frombuffer(stored, "<f4")
         if len(known) == len(probe) and float(known @ probe) > ALIKE:
             self.dims = len(probe)

@@ -445,6 +445,5 @@ def _wanted(ids: list[str] | None, user_id: str | None, kwargs: Mapping[str, obj
     if user_id is not None:
         check_id(user_id, "user_id")
     if ids is None or kwargs:
-        msg = "delete needs a list of ids and nothing else; forget(user_id) deletes all of a user"
-        raise TypeError(msg)
+        raise TypeError("delete needs a list of ids and nothing else; forget(user_id) deletes all of a user")
     return user_id, ids

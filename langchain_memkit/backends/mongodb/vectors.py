@@ -295,8 +295,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             await self._withdraw(session, rows)
             return None
         problem = "was changed by somebody else meanwhile. Others may be stored: begin again."
-        msg = f"session {session.session_id!r:.80} {problem}"
-        raise HistoryConflictError(msg)
+        raise HistoryConflictError(f"session {session.session_id!r:.80} {problem}")
 
     async def _upsert(self, session: SessionWrite, batch: Stamped, *, begun: bool) -> bool:
         """Upsert records and bump the session's version; return whether the session still exists."""
@@ -562,8 +561,7 @@ class MongoDBVectorStore(RecordVectorStore):
         check_arguments(kwargs, cls)
         database, dot, collection = namespace.partition(".")
         if not dot:
-            msg = f"namespace must be 'database.collection', got {redact(namespace)!r:.80}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"namespace must be 'database.collection', got {redact(namespace)!r:.80}")
         return cls(connection_string, embedding, database, collection, **kwargs)
 
     @property
