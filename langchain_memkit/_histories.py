@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,15 +12,13 @@ from langchain_core.runnables import RunnableConfig, run_in_executor
 
 from langchain_memkit._sync import Step, as_step
 from langchain_memkit.base import HistoryView, Preprocessor, Window, check_size
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, logger
 from langchain_memkit.messages.trimming import cut_tail
 
 T = TypeVar("T")
 
 History: TypeAlias = Any
 """A chat history of any package: LangChain's class, a subclass of it, or an object with the same methods."""
-
-logger = logging.getLogger("langchain_memkit")
 
 VERBS = ("messages", "aget_messages", "add_message", "add_messages", "aadd_messages", "clear", "aclear")
 """Names of the methods of a LangChain chat history."""

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -50,9 +49,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
-from langchain_memkit.errors import ConfigurationError, MemkitError
-
-logger = logging.getLogger("langchain_memkit")
+from langchain_memkit.errors import ConfigurationError, MemkitError, logger
 
 dry_run: ContextVar[bool] = ContextVar("memkit_dry_run", default=False)
 """Whether `explain_turn` runs this code, so that nothing may be stored."""

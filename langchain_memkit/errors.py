@@ -26,6 +26,7 @@ causes holds credentials or conversation text; objects that you pass in (a model
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,9 @@ __all__ = [
     "StaleTurnError",
     "UnsupportedOutputError",
 ]
+
+logger = logging.getLogger("langchain_memkit")
+"""The package's logger, for what is no error to the caller."""
 
 
 class MemkitError(Exception):

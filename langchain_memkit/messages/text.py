@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -14,10 +13,9 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
+from langchain_memkit.errors import logger
 from langchain_memkit.messages.tokens import block_cost
 from langchain_memkit.messages.trimming import is_notification
-
-logger = logging.getLogger("langchain_memkit")
 
 # A frame's name in a tag, with any characters before and between its letters, and the marks of chat templates, which a
 # local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched against the result of `_shadow`.

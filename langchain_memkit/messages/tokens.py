@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,12 +16,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langchain_core.messages.utils import count_tokens_approximately
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike
-from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError, MissingExtraError, logger
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
-
-logger = logging.getLogger("langchain_memkit")
 
 PAYLOAD_TOKENS = 85
 """Token count of an image, file or recording: OpenAI's price of a low-resolution image, as in langchain-core."""

@@ -14,15 +14,8 @@ from langchain_memkit import base
 from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages import trimming
+from langchain_memkit.messages import tokens, trimming
 from langchain_memkit.messages.notes import fitting_records, is_note, note_message, records_of
-from langchain_memkit.messages.tokens import (
-    approximate_tokens,
-    count_tokens,
-    count_tool_tokens,
-    counter_name,
-    resolve_counter,
-)
 from langchain_memkit.messages.trimming import Size, find_cut_point, is_summary
 
 T = TypeVar("T")
@@ -48,11 +41,11 @@ def as_messages(value: object) -> list[BaseMessage]:
 
 def token_sizes(messages: Sequence[BaseMessage], counter: TokenCounter) -> Size:
     """Return the token counts of messages by index: the stored counts if the same counter made them, else new ones."""
-    name = counter_name(counter)
+    name = tokens.counter_name(counter)
     if not (isinstance(messages, HistoryMessages) and messages.counter == name and "<" not in name):
-        return lambda i: count_tokens([messages[i]], counter)[0]
+        return lambda i: tokens.count_tokens([messages[i]], counter)[0]
     stored = messages
-    return lambda i: stored.tokens[i] if stored.knows(i) else count_tokens([stored[i]], counter)[0]
+    return lambda i: stored.tokens[i] if stored.knows(i) else tokens.count_tokens([stored[i]], counter)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +59,12 @@ class Budget:
     @classmethod
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
         """Validate the arguments of a preprocessor."""
-        resolved = resolve_counter(counter)
-        reserved = base.check_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
+        counted = tokens.resolve_counter(counter)
+        reserved = base.check_size(reserve_tokens, "reserve_tokens", 0) + tokens.count_tool_tokens(tools or (), counted)
         if base.check_size(max_tokens, "max_tokens", 1) <= reserved:
             msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {reserved}"
             raise ConfigurationError(msg)
-        return cls(max_tokens, reserved, resolved)
+        return cls(max_tokens, reserved, counted)
 
     @property
     def counts_messages(self) -> bool:
@@ -80,11 +73,11 @@ class Budget:
 
     def tokens(self, messages: Sequence[BaseMessage]) -> int:
         """Return the total token count of some messages."""
-        return sum(count_tokens(messages, self.counter))
+        return sum(tokens.count_tokens(messages, self.counter))
 
     def counting(self, function: Callable[[], T]) -> Step[T]:
         """Make a step of a function that counts tokens; async, a custom counter runs in a thread: it may do I/O."""
-        return cpu_bound(function, long=not (self.counts_messages or self.counter is approximate_tokens))
+        return cpu_bound(function, long=not (self.counts_messages or self.counter is tokens.approximate_tokens))
 
     def usable(self, scale: float = 1.0) -> int:
         """Return the tokens for everything but the answer and the schemas of tools; `scale` is the share to use."""
@@ -213,16 +206,16 @@ class ContextReport:
         whole = {id(m) for m in self.given}
         # Messages are compared by identity, since ids may occur twice; only shortened copies are recognized by id.
         known = {m.id for m in self.kept if m.id and id(m) not in whole}
-        tokens = {"system": 0, "summary": 0, "history": 0}
-        for message, count in zip(self.kept, count_tokens(self.kept, self.budget.counter), strict=True):
-            tokens[part_of(message)] = tokens.get(part_of(message), 0) + count
+        parts = {"system": 0, "summary": 0, "history": 0}
+        for message, count in zip(self.kept, tokens.count_tokens(self.kept, self.budget.counter), strict=True):
+            parts[part_of(message)] = parts.get(part_of(message), 0) + count
         dropped = [m.id for m in self.given if id(m) not in kept_ids and m.id not in known]
         return {
             "preprocessor": self.preprocessor,
             "max_tokens": self.budget.max_tokens,
             "room": self.room,
             "reserved": self.budget.reserved,
-            "tokens": tokens,
+            "tokens": parts,
             "kept": len(self.kept),
             "dropped": len(dropped),
             "summarized": self.summarized,

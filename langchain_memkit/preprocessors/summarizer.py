@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +14,13 @@ from langchain_core.runnables.config import merge_configs
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
 from langchain_memkit.base import Now, TokenCounter, check_size, describe_error, same_conversation
-from langchain_memkit.errors import ConfigurationError, StaleTurnError
+from langchain_memkit.errors import ConfigurationError, StaleTurnError, logger
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.messages.trimming import find_cut_point
 from langchain_memkit.preprocessors.budget import Budget
 from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
 from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryRecord, SummaryStore
-
-logger = logging.getLogger("langchain_memkit")
 
 Threshold: TypeAlias = tuple[Literal["tokens", "messages"], int]
 """`("tokens", 4000)` or `("messages", 50)`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,11 +17,10 @@ from langchain_core.stores import BaseStore
 
 from langchain_memkit._sync import Step, dry_run
 from langchain_memkit.base import HistoryMessages, Now, Position, TokenCounter, check_id, user_prefix
+from langchain_memkit.errors import logger
 from langchain_memkit.messages.trimming import leading_system_count
 from langchain_memkit.preprocessors.budget import token_sizes
 from langchain_memkit.preprocessors.prompt import summary_message
-
-logger = logging.getLogger("langchain_memkit")
 
 VERSION = 1
 LOOKED_AT = 32  # records read by a lookup: the furthest ones may be damaged, or of a newer version

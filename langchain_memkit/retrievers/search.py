@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import inspect
-import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +18,12 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_memkit._sync import Flow, Step, adrive, cpu_bound, drive, gather
+from langchain_memkit.errors import logger
 from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, added_terms, answer_weights, expanded
 from langchain_memkit.retrievers.history import Past, document_key, is_among
 from langchain_memkit.retrievers.rewriter import StandaloneQuestion
 
 AnyRetriever: TypeAlias = Runnable[str, Any]  # any runnable from text to documents
-
-logger = logging.getLogger("langchain_memkit")
 
 RANK = 60  # of reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009)
 BY_VECTOR = {  # search_type -> method that searches by text, method that searches by vector

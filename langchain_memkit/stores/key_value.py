@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple
@@ -14,11 +13,9 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from langchain_memkit._sync import ClosingMixin
 from langchain_memkit.base import check_id, check_text, describe_value, user_prefix
-from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.errors import MessageEncodeError, logger
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value
 from langchain_memkit.stores.backend import UNREADABLE, StoreBackend, encode_exactly
-
-logger = logging.getLogger("langchain_memkit")
 
 MAX_KEY_BYTES = 4096  # two ids of 512 bytes fit: quoting makes up to 3 bytes of each
 PAGE = 1000

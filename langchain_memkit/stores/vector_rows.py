@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,13 +18,11 @@ from langchain_core.embeddings import Embeddings
 
 from langchain_memkit._sync import AsStep, Step
 from langchain_memkit.base import SessionInfo, check_id, describe_type
-from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, logger
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
 from langchain_memkit.ranking.index import IndexRecord, Utterance, digest_of, index_record_of, unit_vectors
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
 from langchain_memkit.stores.backend import UNREADABLE, StoreBackend, encode_exactly
-
-logger = logging.getLogger("langchain_memkit")
 
 NOBODY = ""  # the user id of unowned records; no caller can pass it as an id
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
