@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, run_in_executor
 
 from langchain_memkit._sync import Step, as_step
-from langchain_memkit.base import HistoryView, Preprocessor, Window, check_size
+from langchain_memkit.base import HistoryView, Messages, Preprocessor, Window, check_size
 from langchain_memkit.errors import ConfigurationError, logger
 from langchain_memkit.messages.trimming import cut_tail
 
@@ -52,10 +51,7 @@ def overrides(history: History, verb: str, *, without: Sequence[str] = ()) -> bo
 
     Overrides in classes that define one of the methods `without` do not count.
     """
-    spaces: list[Mapping[str, object]] = [
-        getattr(history, "__dict__", {}),
-        *(vars(kind) for kind in type(history).__mro__),
-    ]
+    spaces = [getattr(history, "__dict__", {}), *(vars(kind) for kind in type(history).__mro__)]
     native = [i for i, names in enumerate(spaces) if "append_turn" in names]
     # none of them may define it: a wrapper can have it from `__getattr__`
     above = spaces[: native[-1]] if native else spaces
@@ -76,7 +72,7 @@ def _report(name: str, changed: tuple[str, ...]) -> None:
     )
 
 
-def read_messages(history: History) -> Step[Sequence[BaseMessage]]:
+def read_messages(history: History) -> Step[Messages]:
     """Read the whole conversation, oldest first."""
     return _step(history, lambda: history.messages, "aget_messages")
 
@@ -132,19 +128,13 @@ async def load_history(
     return view._replace(messages=read.selected(range(begin, len(read))))
 
 
-def add_messages(history: History, messages: Sequence[BaseMessage]) -> Step[None]:
+def add_messages(history: History, messages: Messages) -> Step[None]:
     """Append messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
 def append_turn(
-    history: History,
-    messages: Sequence[BaseMessage],
-    *,
-    head: object,
-    after: int | None,
-    trace: object = None,
-    **given: object,
+    history: History, messages: Messages, *, head: object, after: int | None, trace: object = None, **given: object
 ) -> Step[int]:
     """Append a turn to one of memkit's histories.
 

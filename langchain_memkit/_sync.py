@@ -299,10 +299,8 @@ def model_call(llm: Runnable[Any, Any], prompt: object, config: RunnableConfig, 
     Raises:
         TimeoutError: The model took longer, or raised it itself.
     """
-    call = Step(lambda: llm.invoke(prompt, config), lambda: llm.ainvoke(prompt, config))
-    return time_limited(
-        call, seconds, lambda: TimeoutError(f"the model took longer than {seconds:g} s"), "memkit-model"
-    )
+    ask = Step(lambda: llm.invoke(prompt, config), lambda: llm.ainvoke(prompt, config))
+    return time_limited(ask, seconds, lambda: TimeoutError(f"the model took longer than {seconds:g} s"), "memkit-model")
 
 
 def time_limited(step: Step[T], seconds: float | None, late: Callable[[], Exception], thread: str) -> Step[T]:

@@ -262,6 +262,9 @@ texts are read at once."""
 
 # -- turns and views of a history, and the context that a running turn gives to its preprocessors
 
+Messages: TypeAlias = Sequence[BaseMessage]
+"""Messages, oldest first."""
+
 Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
 """A runnable from messages to messages; LangChain's `trim_messages(...)` is one."""
 

@@ -146,9 +146,8 @@ class ClassicMemory(BaseMemory):
         if not asked:
             raise ConfigurationError(f"the inputs {sorted(inputs)} hold no question. Set input_key")
         # new ids: the same words said again are a new turn, not a retry of the first
-        return [
-            m.model_copy(update={"id": m.id or str(uuid4())}) for m in (*asked, *output_messages(outputs[key], None))
-        ]
+        said = [*asked, *output_messages(outputs[key], None)]
+        return [message.model_copy(update={"id": message.id or str(uuid4())}) for message in said]
 
     def _shown(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | str:
         if self.return_messages:

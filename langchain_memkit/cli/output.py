@@ -29,9 +29,7 @@ __all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in",
 
 HIDDEN = "***"
 COLOURS = {"human": "cyan", "ai": "green", "tool": "yellow", "system": "blue"}
-ASSIGNED = re.compile(
-    r"(?:passw|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)", re.IGNORECASE
-)
+ASSIGNED = re.compile(r"(?i)(?:passw|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)")
 USERINFO = re.compile(r"//[^/?#\s]*@")
 DETAILS = re.compile(
     r" \(configured timeouts: [^)]*\)|, full error: \{[^}]*\}"

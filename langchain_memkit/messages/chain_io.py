@@ -11,7 +11,7 @@ from langchain_core import messages as core
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, BaseMessageChunk, HumanMessage
 from pydantic import BaseModel
 
-from langchain_memkit.base import describe_value
+from langchain_memkit.base import Messages, describe_value
 from langchain_memkit.errors import UnsupportedOutputError
 from langchain_memkit.messages.trimming import STATUS, same_message, whole_tool_groups
 
@@ -104,9 +104,7 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
     raise UnsupportedOutputError(msg + "set output_messages_key", output=output)
 
 
-def without_echo(
-    output: Sequence[BaseMessage], shown: Sequence[BaseMessage], asked: Sequence[BaseMessage]
-) -> list[BaseMessage]:
+def without_echo(output: Messages, shown: Messages, asked: Messages) -> list[BaseMessage]:
     """Remove the messages that the chain was given and returns again, as a graph over `messages` does.
 
     Those of its input, `shown`, which `asked` ends, are recognised by id and content; without an id by content and
@@ -122,7 +120,7 @@ def without_echo(
     return rest[len(unnamed) :] if echoed else rest
 
 
-def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def aborted(messages: Messages) -> list[BaseMessage]:
     """Return the usable part of an interrupted answer, its last AI message marked as aborted; `[]` if there is none."""
     kept = [m for m in whole_tool_groups(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
     for i in reversed(range(len(kept))):
@@ -190,7 +188,7 @@ def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     return {"messages": messages} if messages else None
 
 
-def _joined(chunks: Sequence[BaseMessage]) -> list[BaseMessage]:
+def _joined(chunks: Messages) -> list[BaseMessage]:
     """Merge the message chunks of a LangGraph `messages` stream by message id."""
     by_id: dict[str | None, BaseMessage] = {}
     for chunk in chunks:

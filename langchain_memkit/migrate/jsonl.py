@@ -160,7 +160,7 @@ def import_history(
                 report.skipped.append(f"session {scope.session_id!r}: {error}")
                 continue
             turns = (turn_of_line(data, f"line {number}", history.token_counter) for number, _, data in found)
-            copy_turns(reported(turns, report), history, report, counted=True)
+            copy_turns(reported(turns, report, "", lambda n: None), history, report, counted=True)
         report.sessions = len(seen)
     return report
 

@@ -60,9 +60,7 @@ BATCH_TURNS = 500
 BATCH_MESSAGES = 2_000
 
 
-def copy_turns(
-    turns: Iterable[Turn], target: TurnHistory, report: MigrationReport, *, counted: bool = False
-) -> list[str]:
+def copy_turns(turns: Iterable[Turn], target: TurnHistory, report: MigrationReport, *, counted: bool) -> list[str]:
     """Copy the turns of one session into one of memkit's histories, and return the keys of those that arrived.
 
     Single messages of other packages are grouped into turns. `counted` says whether the turns' token counts, if they
@@ -263,14 +261,11 @@ def _move(
     return copy_turns(turns, history, report, counted=same_counter(conversation.counter, history.token_counter))
 
 
-def reported(
-    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Advance | None = None
-) -> Iterator[Turn]:
+def reported(turns: Iterable[Turn], report: MigrationReport, where: str, advance: Advance) -> Iterator[Turn]:
     """Report the problems of turns, and pass on those that hold messages."""
     for turn in turns:
         report.skipped += [f"{where}{problem}" for problem in turn.problems]
-        if advance is not None:
-            advance(1)
+        advance(1)
         if turn.messages:
             yield turn
 

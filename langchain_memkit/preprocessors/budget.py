@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
@@ -12,14 +12,21 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit import base
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
+from langchain_memkit.base import (
+    CONTEXT,
+    HistoryMessages,
+    Messages,
+    TokenCounter,
+    TokenCounterLike,
+    TurnContext,
+    Window,
+)
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages import tokens, trimming
 from langchain_memkit.messages.notes import fitting_records, is_note, note_message, records_of
 from langchain_memkit.messages.trimming import Size, find_cut_point, is_summary
 
 T = TypeVar("T")
-Messages: TypeAlias = Sequence[BaseMessage]
 
 EVENT = "memkit_context"
 
@@ -39,7 +46,7 @@ def as_messages(value: object) -> list[BaseMessage]:
     return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)
 
 
-def token_sizes(messages: Sequence[BaseMessage], counter: TokenCounter) -> Size:
+def token_sizes(messages: Messages, counter: TokenCounter) -> Size:
     """Return the token counts of messages by index: the stored counts if the same counter made them, else new ones."""
     name = tokens.counter_name(counter)
     if not (isinstance(messages, HistoryMessages) and messages.counter == name and "<" not in name):
@@ -71,7 +78,7 @@ class Budget:
         """Return whether the budget counts messages instead of tokens (`token_counter=len`)."""
         return self.counter is len
 
-    def tokens(self, messages: Sequence[BaseMessage]) -> int:
+    def tokens(self, messages: Messages) -> int:
         """Return the total token count of some messages."""
         return sum(tokens.count_tokens(messages, self.counter))
 
@@ -118,12 +125,10 @@ class Budget:
         newest = self.tokens(dialogue[lead + starts[-1] :]) if starts else 0
         return min(self.tokens(notes), free - max(free // 2, newest if newest <= free else 0))
 
-    def fit_note(
-        self, note: BaseMessage | None, shown: Messages, scale: float, remarks: list[str]
-    ) -> BaseMessage | None:
+    def fit_note(self, note: BaseMessage | None, shown: Messages, scale: float, lines: list[str]) -> BaseMessage | None:
         """Return a note with those of its records that fit beside the `shown` messages; None if it has none.
 
-        `remarks` receives a line that tells how many were left out.
+        `lines` receives a line that tells how many were left out.
         """
         if note is None or self.counts_messages:
             return note
@@ -133,7 +138,7 @@ class Budget:
         records = records_of(note)
         kept = fitting_records(records, lambda some: self.tokens([note_message(some)]) <= left)
         number = len(records) - len(kept)
-        remarks.append(f"{number:,} of {len(records):,} recalled records do not fit into the budget and are left out")
+        lines.append(f"{number:,} of {len(records):,} recalled records do not fit into the budget and are left out")
         return note_message(kept) if kept else None
 
     def fit_run(self, own: list[BaseMessage], past: Messages, notes: Messages, scale: float) -> list[BaseMessage]:
@@ -161,12 +166,12 @@ def budgets_of(preprocessor: object) -> list[Budget]:
     return [step.budget for step in steps if isinstance(getattr(step, "budget", None), Budget)]
 
 
-def input_length(messages: Sequence[BaseMessage]) -> int:
+def input_length(messages: Messages) -> int:
     """Return the number of messages before the first answer: a run's input, which its loop of tool calls follows."""
     return next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
 
 
-def new_input(config: RunnableConfig | None, given: Sequence[BaseMessage]) -> list[BaseMessage]:
+def new_input(config: RunnableConfig | None, given: Messages) -> list[BaseMessage]:
     """Return the turn's new input if it will follow `given`, that is if these are (part of) the turn's history.
 
     Anything else is the state of a running agent, or an unrelated list. Nothing follows it, and its own newest question
@@ -195,9 +200,9 @@ class ContextReport:
     given: list[BaseMessage]
     recalled: Messages  # notes that stood among the given messages
     spare: int  # tokens more that there are for what must be kept
-    kept: Sequence[BaseMessage] = ()  # the messages that it returned
+    kept: Messages = ()  # the messages that it returned
     summarized: int = 0  # messages that the summary covers, including those of earlier turns
-    covered: Sequence[BaseMessage] = ()  # those of `given` that the summary covers
+    covered: Messages = ()  # those of `given` that the summary covers
     notes: list[str] = field(default_factory=list)  # problems, one line each
 
     def event(self) -> dict[str, Any]:

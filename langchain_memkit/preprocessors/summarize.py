@@ -17,7 +17,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.stores import BaseStore
 
 from langchain_memkit import _sync, base
-from langchain_memkit.base import Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
+from langchain_memkit.base import Messages, Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
 from langchain_memkit.errors import ConfigurationError, logger
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
@@ -142,9 +142,7 @@ class HistoryPreprocessor(_sync.ClosingMixin, TrimPreprocessor):
             return self.budget.window(config)
         return Window(after=known.position, summary=known) if known else Window()
 
-    async def _view(
-        self, report: ContextReport, follows: Sequence[BaseMessage], config: RunnableConfig
-    ) -> list[BaseMessage]:
+    async def _view(self, report: ContextReport, follows: Messages, config: RunnableConfig) -> list[BaseMessage]:
         """Return the system messages, the summary and the messages that it does not cover."""
         place = SummaryKey.of(config)
         try:

@@ -135,9 +135,7 @@ class Summarizer:
                 first, last = talk.body[0].id, talk.body[added - 1].id
                 sources: dict[str, object] = {"messages": added, "first_id": first, "last_id": last}
                 lead = tuple(str(m.text) for m in talk.lead)
-                record = SummaryRecord(
-                    text, covered, digest, position, tokens, model, now, expires_at, sources=sources, lead=lead
-                )
+                record = SummaryRecord(text, covered, digest, position, tokens, model, now, expires_at, sources, lead)
                 talk = talk.advanced(await self._keep(talk, record, notes, config), added)
             is_done = True
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
@@ -168,13 +166,11 @@ class Summarizer:
             return text
         # Cut it to about twice the requested length: a summary that grew at every turn would leave no room.
         most = 2 * self.rules.summary_tokens
-        tokens = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
-        if tokens <= most:
+        size = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
+        if size <= most:
             return text
-        logger.warning(
-            "a summary of %d tokens was cut to about %d; is the model told how long it may be?", tokens, most
-        )
-        return text[: len(text) * most // tokens] + " [...]"
+        logger.warning("a summary of %d tokens was cut to about %d; is the model told how long it may be?", size, most)
+        return text[: len(text) * most // size] + " [...]"
 
     async def _keep(
         self, talk: SummarizedConversation, record: SummaryRecord, notes: list[str], config: RunnableConfig

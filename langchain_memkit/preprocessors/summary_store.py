@@ -42,10 +42,8 @@ class SummaryKey(NamedTuple):
         named = configurable.get("session_id", configurable.get("thread_id"))
         session_id = getattr(history, "session_id", None) or named
         user_id = getattr(history, "user_id", None) or configurable.get("user_id")
-        return cls(
-            "" if user_id is None else check_id(user_id, "user_id"),
-            "" if session_id is None else check_id(session_id, "session_id"),
-        )
+        ids = {"user_id": user_id, "session_id": session_id}
+        return cls(*("" if given is None else check_id(given, name) for name, given in ids.items()))
 
     @property
     def prefix(self) -> str:
@@ -156,10 +154,9 @@ class SummaryStore:
             await self.delete_all(place.prefix)
         # A record keeps the lead as plain text, which comes back as system messages: so only these may be in it.
         lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
-        complete = window.max_messages is None and window.max_tokens is None
-        return SummarizedConversation(
-            place, messages[:lead], None, messages[lead:], [], messages, native=True, complete=complete
-        )
+        all_of_it = window.max_messages is None and window.max_tokens is None
+        head, body = messages[:lead], messages[lead:]
+        return SummarizedConversation(place, head, None, body, [], messages, native=True, complete=all_of_it)
 
     async def refresh(self, talk: SummarizedConversation) -> SummarizedConversation:
         """Apply a summary that was stored since the conversation was read, so that nothing is summarized twice."""

@@ -11,7 +11,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._sync import adrive, drive, event
-from langchain_memkit.base import CONTEXT, TokenCounter, TokenCounterLike, Window, check_one_of
+from langchain_memkit.base import CONTEXT, Messages, TokenCounter, TokenCounterLike, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.trimming import Kinds, MessageType, is_note, is_summary, leading_system_count
@@ -102,14 +102,12 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return list(report.kept)
 
     async def _view(
-        self, report: budgets.ContextReport, follows: Sequence[BaseMessage], config: RunnableConfig
+        self, report: budgets.ContextReport, follows: Messages, config: RunnableConfig
     ) -> list[BaseMessage]:
         """Return the messages to trim: the given ones."""
         return report.given
 
-    def trim(
-        self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = (), spare: int = 0
-    ) -> list[BaseMessage]:
+    def trim(self, messages: Messages, room: int, follows: Messages = (), spare: int = 0) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         `follows` is what will come after them: a new question (then none of `messages` must be kept) or tool results
@@ -125,7 +123,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
-    def _trim(self, messages: Sequence[BaseMessage], room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
+    def _trim(self, messages: Messages, room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
         size = budgets.token_sizes(messages, self.budget.counter)
         lead = leading_system_count(messages) if self._include_system else 0
         fixed = sum(map(size, range(lead)))

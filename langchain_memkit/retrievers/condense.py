@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
@@ -181,17 +180,10 @@ class CondenseQuestionRetriever(BaseRetriever):
         return await adrive(self._documents(query, run_manager.get_child(), **kwargs))
 
     async def _documents(
-        self,
-        question: str,
-        callbacks: BaseCallbackManager,
-        *,
-        chat_history: object = None,
-        run_config: RunnableConfig | None = None,
-        k: int | None = None,
-        **options: Any,
+        self, question: str, callbacks: Any, *, chat_history: object = None, k: int | None = None, **options: Any
     ) -> list[Document]:
         # Model and inner retriever run as children of this run, with the caller's config otherwise.
-        config = patch_config(run_config, callbacks=callbacks)
+        config = patch_config(options.pop("run_config", None), callbacks=callbacks)
         found, past = await self._condensed(question, chat_history, config)
         if found.by != "off":
             await event(config, CONDENSED, asdict(found))

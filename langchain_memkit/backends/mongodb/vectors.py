@@ -26,7 +26,14 @@ from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
 from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope
-from langchain_memkit.stores.vector_rows import IndexRow, NewRecord, SessionSnapshot, VectorBackend, WriteResult
+from langchain_memkit.stores.vector_rows import (
+    IndexRow,
+    NewRecord,
+    ReadUpTo,
+    SessionSnapshot,
+    VectorBackend,
+    WriteResult,
+)
 from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
 
 Stamped: TypeAlias = Sequence[tuple[NewRecord, int]]
@@ -51,9 +58,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- reading
 
-    async def news(
-        self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None
-    ) -> vector_rows.UserChanges:
+    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> vector_rows.UserChanges:
         """Read in one query what a cached index needs to know: `session` is left out if its last record has to be read.
 
         The user's version is the sum of the versions of all sessions, None if there are none.
