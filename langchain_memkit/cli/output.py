@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 from urllib.parse import unquote_plus
 
 import typer
@@ -26,6 +26,8 @@ from langchain_memkit.cli.targets import Target
 from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
 
 __all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in", "writable"]
+
+Objects: TypeAlias = Iterable[Mapping[str, object]]
 
 HIDDEN = "***"
 COLOURS = {"human": "cyan", "ai": "green", "tool": "yellow", "system": "blue"}
@@ -119,14 +121,17 @@ class Output:
             for entry in "".join(traceback.format_exception(error)).splitlines():
                 _write(self.safe(entry), sys.stderr)
 
-    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print a table in columns of plain text, unless quiet."""
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], objects: Objects | None = None) -> None:
+        """Print a table in columns of plain text, unless quiet; `objects` are printed as JSON in its place."""
+        if objects is not None:
+            self.objects(objects)
+            return
         cells = [[self.safe(cell) for cell in row] for row in (heads, *rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             self.line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
-    def objects(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def objects(self, rows: Objects) -> None:
         """Print a list of objects as JSON for programs, unchanged but for credentials."""
         _write(self.scrubbed(json.dumps(list(rows), indent=2, default=_plain)), sys.stdout)
 
