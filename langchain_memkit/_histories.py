@@ -89,11 +89,10 @@ def check_replaces(seq: object, history: History) -> None:
     check_size(seq, "replaces", 1)
     verbs = ("append_turn", "aappend_turn", "view", "aview")
     if not (has_native(history, "regenerate") and is_native(history)) or any(overrides(history, v) for v in verbs):
-        msg = (
+        raise ConfigurationError(
             f"the config has `replaces`, but turns of a {type(history).__name__} cannot be replaced: that takes a "
             "history of langchain_memkit whose methods are not overridden. Leave `replaces` out, or use such a history"
         )
-        raise ConfigurationError(msg)
     history.turn_store.check_edits()
 
 

@@ -12,8 +12,6 @@ from weakref import WeakSet
 
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-__all__ = ["ForkAware", "ForkSafeLock", "members", "shared_threads"]
-
 THREADS = 16  # that are started at most, when as many turns of sync code read at once
 
 T = TypeVar("T")

@@ -791,11 +791,10 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
         plain = name.replace("_", "").lower()
         near = [key for key in known if key == f"{plain}id"] or get_close_matches(plain, known, n=1, cutoff=0.82)
         if near:
-            msg = (
+            raise ConfigurationError(
                 f"session() has no {name!r}; did you mean {known[near[0]]!r}? A key of your own with this name goes "
                 f"into configurable={{{name!r}: ...}}"
             )
-            raise ConfigurationError(msg)
     ids = {"session_id": session_id, "user_id": user_id, "turn_id": turn_id}
     checked = {name: check_id(value, name) for name, value in ids.items() if name == "session_id" or value is not None}
     own = {name: more.pop(name) for name in sorted(more.keys() & RunnableConfig.__annotations__.keys())}

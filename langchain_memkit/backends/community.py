@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
 
-__all__ = ["DatabaseTable", "FileMessages", "read_message_file"]
-
 ROWS_AT_ONCE = 1_000
 BEGIN = re.compile(r"\s*\[\s*")
 SEPARATOR = re.compile(r"\s*,\s*")

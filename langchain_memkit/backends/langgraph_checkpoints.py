@@ -19,8 +19,6 @@ from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_memkit.errors import MessageDecodeError, MissingExtraError
 from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message, is_name
 
-__all__ = ["Foreign", "decode_checkpoint", "decode_message_of_graph", "replayed"]
-
 try:
     import ormsgpack
 except ImportError as error:

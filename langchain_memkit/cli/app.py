@@ -31,9 +31,6 @@ from langchain_memkit.migrate.jsonl import MAX_BYTES, MAX_LINE_BYTES
 from langchain_memkit.migrate.sources import AnyFactory, ConversationSource, history_source
 from langchain_memkit.stores.history import HistoryFactory
 
-__all__ = ["app", "run"]
-
-
 OutputFormat = Literal["memkit", "langchain-mongodb", "qa"]
 Layout = Literal["turns", "langchain", "qa"]
 LAYOUTS: dict[OutputFormat, Layout] = {"memkit": "turns", "langchain-mongodb": "langchain", "qa": "qa"}

@@ -25,8 +25,6 @@ from langchain_memkit.backends.sqlite.inspection import is_sqlite
 from langchain_memkit.cli.targets import Target
 from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
 
-__all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in", "writable"]
-
 Objects: TypeAlias = Iterable[Mapping[str, object]]
 
 HIDDEN = "***"

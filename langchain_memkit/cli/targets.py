@@ -12,8 +12,6 @@ import langchain_memkit
 from langchain_memkit.backends.sqlite.inspection import is_sqlite, tables_of
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["COLLECTION", "Format", "Target", "check_target", "detect_format", "require_mongodb"]
-
 DATABASE = "chat_history"
 COLLECTION = "message_store"
 

@@ -35,13 +35,10 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
             if len(value) != 1:
                 raise ValueError(f"Expected a single list of messages. Got {len(value)} lists.")
             value = value[0]
-        messages = None
         with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input
-            messages = core.convert_to_messages(list(value))
-        if messages is None:
-            msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
-            raise ValueError(msg)
-        return [_typed(message) for message in messages]
+            return [_typed(message) for message in core.convert_to_messages(list(value))]
+        msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
+        raise ValueError(msg)
     msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise ValueError(msg)
 

@@ -218,9 +218,7 @@ def _encode_dict(value: Mapping[object, object], path: str, depth: int) -> Encod
 
 def _is_plain_key(key: object) -> bool:
     """Return False for keys that MongoDB reads as operators or paths, or that look like the tag: they go into pairs."""
-    if not isinstance(key, str) or "." in key or "\x00" in key or key.startswith("$") or key == TAG:
-        return False
-    return _is_utf8(key)
+    return isinstance(key, str) and not ("." in key or "\x00" in key or key[:1] == "$" or key == TAG) and _is_utf8(key)
 
 
 def _is_utf8(key: str) -> bool:

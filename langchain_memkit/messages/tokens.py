@@ -203,11 +203,10 @@ def _encoding_name(name: str) -> str:
         if model.startswith(tuple(beginnings)):
             return encoding
     models = ", ".join(each.removesuffix("-") for beginnings in ENCODINGS.values() for each in beginnings)
-    msg = (
+    raise ConfigurationError(
         f"no token counter is known for {name!r:.80}. Known: 'approximate', the encodings {' and '.join(ENCODINGS)}, "
         f"and OpenAI models that begin with {models}. For others pass the model itself, or a function of messages."
     )
-    raise ConfigurationError(msg)
 
 
 APPROXIMATE = "approximate"
@@ -323,11 +322,10 @@ def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
         return _NamedCounter(lambda messages: model.get_num_tokens_from_messages(list(messages)), trusted)
     one: Any = token_counter
     if not callable(one):
-        msg = (
+        raise ConfigurationError(
             "token_counter must be 'approximate', the name of an OpenAI encoding or model, a function of messages, "
             f"or a model, got {type(one).__name__}"
         )
-        raise ConfigurationError(msg)
     first = None
     with suppress(ValueError):  # some builtins have no signature
         first = next(iter(inspect.signature(one).parameters.values()), None)

@@ -22,8 +22,6 @@ from langchain_memkit.errors import ConfigurationError, MessageDecodeError, Miss
 from langchain_memkit.messages.codec import decode_legacy_message
 from langchain_memkit.migrate.sources import Conversation, ConversationSource, message_turn, unreadable, utc_date
 
-__all__ = ["langchain_file_source", "langchain_memory_source", "langchain_sql_source", "langgraph_source"]
-
 SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
 
 

@@ -25,8 +25,6 @@ from langchain_memkit.migrate.sources import AnyFactory, checked, history_source
 from langchain_memkit.migrate.transfer import Advance, MigrationReport, copy_turns, reported
 from langchain_memkit.stores.history_rows import SessionScope, read_turn
 
-__all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
-
 PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
 Data: TypeAlias = dict[str, object]
 """A line, parsed."""
@@ -332,11 +330,10 @@ def _texts(
             total += size
             advance(size)
             if max_bytes is not None and total > max_bytes:
-                msg = (
+                raise HistoryReadError(
                     f"the export is larger than {_size(max_bytes)}: what was read so far is stored. max_bytes= "
                     "(memkit import --max-size) sets the limit, and the next run goes on"
                 )
-                raise HistoryReadError(msg)
             yield None if is_long else text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         msg = f"the compressed file is cut off or damaged ({type(error).__name__})"

@@ -20,8 +20,6 @@ from langchain_memkit.migrate.sources import AnyFactory, Conversation, Conversat
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
 
-__all__ = ["MigrationReport", "amigrate", "migrate"]
-
 
 @dataclass
 class MigrationReport:
@@ -288,8 +286,7 @@ def _is_way_back(begin: AnyFactory, end: AnyFactory, user_id: str | None) -> boo
         return True
     if layouts == ("turns", "turns") and user_id is not None:
         return False  # conversations without an owner are assigned to a user
-    msg = (
+    raise ConfigurationError(
         "source and target are the same place, and there is nothing to move: rows of langchain-mongodb are read there. "
         "With user_id= (--user) what belongs to nobody is given to that user"
     )
-    raise ConfigurationError(msg)

@@ -14,17 +14,16 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
-from langchain_core.stores import BaseStore
 
 from langchain_memkit import _sync, base
 from langchain_memkit.base import Messages, Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
-from langchain_memkit.errors import ConfigurationError, logger
+from langchain_memkit.errors import logger
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
 from langchain_memkit.preprocessors.summarizer import Summarizer, SummaryTrigger, Threshold
 from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryKey, SummaryStore
 from langchain_memkit.preprocessors.trim import OnOverflow, TrimPreprocessor
-from langchain_memkit.stores.in_memory import MemoryStore
+from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
 Work: TypeAlias = "Future[None] | asyncio.Task[None]"
 """A job of a thread, or a task of an event loop."""
@@ -221,7 +220,7 @@ def create_history_preprocessor(
     trigger: Threshold | None = None,
     keep: Threshold | None = None,
     prompt: str | BasePromptTemplate[Any] | None = None,
-    store: BaseStore[str, dict[str, Any]] | None = None,
+    store: DictStore | None = None,
     mode: Literal["inline", "background"] = "inline",
     token_counter: TokenCounterLike = None,
     reserve_tokens: int = 0,
@@ -289,12 +288,9 @@ def create_history_preprocessor(
         ['How are you?', 'Fine!']
     """
     base.check_one_of(mode, "mode", ("inline", "background"))
-    if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {base.describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
-        raise ConfigurationError(msg)
     base.check_seconds(timeout, "timeout", none="for the model's own")
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     rules = SummaryTrigger.of(budget, trigger, keep)
-    records = SummaryStore(MemoryStore() if store is None else store, now)
+    records = SummaryStore(store_or_memory(store), now)
     summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, on_overflow, mode)

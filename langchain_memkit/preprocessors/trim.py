@@ -146,11 +146,10 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             kept = [m for i, m in enumerate(kept) if i >= lead or not is_summary(m)]
             total = self.budget.tokens(kept)
         if total > room and self._on_overflow == "raise":
-            msg = (
+            raise ContextTooLargeError(
                 "what has to be kept (system lines, the newest question, results it waits for) is too large: "
                 f"{total} tokens of the history, and room for {max(room, 0)}"
             )
-            raise ContextTooLargeError(msg)
         return kept
 
 

@@ -12,9 +12,8 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
-from langchain_core.runnables.base import coerce_to_runnable
-from langchain_core.runnables.config import merge_configs, patch_config
+from langchain_core.runnables.base import Runnable, RunnableLambda, coerce_to_runnable
+from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs, patch_config
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from langchain_memkit._sync import CONDENSED, adrive, drive, event, internal_call, model_call

@@ -594,11 +594,10 @@ class Embedder:
             found = None
         if found is None:
             expected = "finite numbers that are not all 0" + (f", {self.dims} of them" if self.dims else "")
-            msg = (
+            raise HistoryReadError(
                 f"the question's vector is of no use: {type(model).__name__} should have given a list of {expected}. "
                 "The store was not searched; nothing can be said of what is in it."
             )
-            raise HistoryReadError(msg)
         return found
 
     async def known(self) -> int:

@@ -26,14 +26,7 @@ from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
 from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope
-from langchain_memkit.stores.vector_rows import (
-    IndexRow,
-    NewRecord,
-    ReadUpTo,
-    SessionSnapshot,
-    VectorBackend,
-    WriteResult,
-)
+from langchain_memkit.stores.vector_rows import NewRecord, ReadUpTo, SessionSnapshot, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
 
 Stamped: TypeAlias = Sequence[tuple[NewRecord, int]]
@@ -90,7 +83,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 session = vector_rows.SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
         return vector_rows.UserChanges(session, mark, cells)
 
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
+    def change(self, cells: Sequence[vector_rows.IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
         """Return the change of the user's version that these records explain: the sum of the distinct steps."""
         # All records of one write share its step, hence the set.
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
@@ -99,7 +92,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         rows = await self.find(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
         return [int(row["stamp"]) for row in rows]
 
-    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[IndexRow]:
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[vector_rows.IndexRow]:
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [docs.cells_of(d) for d in await self._alive(user_id, query, docs.ON_CELLS)]
 
