@@ -198,6 +198,4 @@ def _plain(value: object, depth: int) -> Any:
         raise _UnknownError(_name(value.name))
     if isinstance(value, dict):
         return {key: _plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
-    return value
+    return [_plain(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value

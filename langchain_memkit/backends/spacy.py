@@ -225,9 +225,7 @@ def _full_size(nlp: Language) -> int:
 def _load(name: str) -> Language:
     """Load a pipeline by name or path, once per process."""
     try:
-        if name in (*OFFICIAL, REPACKAGED):
-            return spacy.load(_checked(name), exclude=[*IDLE])
-        return spacy.load(name)
+        return spacy.load(_checked(name), exclude=[*IDLE]) if name in (*OFFICIAL, REPACKAGED) else spacy.load(name)
     except SpacyModelMissing as error:
         raise _missing(str(error)) from None
     except OSError as error:

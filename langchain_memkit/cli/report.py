@@ -107,11 +107,8 @@ def write_report(
         found.sizes += [("bytes of the file", each.label, each.path.stat().st_size) for each in places if each.is_file]
         stores = [(part.where, part.store) for part in parts if isinstance(part.store, KeyValueStore)]
         histories = [(part.where, part.store) for part in parts if isinstance(part.store, HistoryFactory)]
-        titles = {
-            (where, info.session_id): info.title
-            for where, make in histories
-            for info in make.list_sessions(user_id, limit=LISTED)
-        }
+        newest = [(where, info) for where, make in histories for info in make.list_sessions(user_id, limit=LISTED)]
+        titles = {(where, info.session_id): info.title for where, info in newest}
         listed = [(where, make, make.turn_store.sessions(owner)) for where, make in histories]
         sessions = [(info, where, make) for where, make, each in listed for info in make.turn_store.run(each)]
         sessions.sort(key=lambda each: each[0].updated_at or datetime.min.replace(tzinfo=UTC), reverse=True)

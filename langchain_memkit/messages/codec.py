@@ -189,9 +189,7 @@ def encode_value(value: object, path: str, depth: int = 0) -> Any:
         return float(value)
     if isinstance(value, list):
         return [encode_value(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return _encode_dict(value, path, depth)
-    return _encode_special(value, path, depth)
+    return _encode_dict(value, path, depth) if isinstance(value, dict) else _encode_special(value, path, depth)
 
 
 def _tagged(kind: str, value: object) -> Encoded:

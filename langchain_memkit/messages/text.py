@@ -18,7 +18,7 @@ from langchain_memkit.messages.tokens import block_cost
 from langchain_memkit.messages.trimming import is_notification
 
 # A frame's name in a tag, with any characters before and between its letters, and the marks of chat templates, which a
-# local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched against the result of `_shadow`.
+# local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched where lookalikes are replaced.
 NAMES = "|".join("[^a-z0-9<>]*".join(["", *name]) for name in ("summary", "messages", "records"))
 TAGS = re.compile(rf"<(?=\s*\||(?:{NAMES})(?![a-z0-9_])|(?:start|end)_of_turn>)", re.IGNORECASE | re.ASCII)
 # Lookalikes of brackets, of the bar in DeepSeek's marks, and of the names' letters, from other alphabets.
@@ -71,7 +71,8 @@ def escaped(text: str) -> str:
     if not text.isascii():
         text = RUNS.sub(r"\1\2", HIDDEN.sub("", text))
     text = CONTROL.sub("\ufffd", text)
-    shadow = _shadow(text)
+    # Lookalikes become plain letters and brackets, character by character, so that positions stay the same.
+    shadow = text if text.isascii() else text.translate(_plain_forms())
     if "<" not in shadow:  # as in most messages
         return text
     pieces, done = [], 0
@@ -79,11 +80,6 @@ def escaped(text: str) -> str:
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
     return "".join([*pieces, text[done:]])
-
-
-def _shadow(text: str) -> str:
-    """Replace lookalikes by plain letters and brackets, character by character, so that positions stay the same."""
-    return text if text.isascii() else text.translate(_plain_forms())
 
 
 @cache

@@ -28,6 +28,8 @@ from langchain_memkit.stores.history_rows import SessionScope, read_turn
 PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
 Data: TypeAlias = dict[str, object]
 """A line, parsed."""
+Line: TypeAlias = tuple[int, SessionScope, Data]
+"""The number of a line, the session of its turn, and what it holds."""
 
 EXPORT_VERSION = 1
 MAX_LINE_BYTES = 32 * 2**20
@@ -254,9 +256,7 @@ def turn_of_line(data: Data, where: str, counter: TokenCounter) -> Turn:
     return turn
 
 
-def _lines(
-    texts: Iterator[str | None], max_line_bytes: int | None, report: MigrationReport
-) -> Iterator[tuple[int, SessionScope, Data]]:
+def _lines(texts: Iterator[str | None], max_line_bytes: int | None, report: MigrationReport) -> Iterator[Line]:
     """Iterate over the turns with their lines' numbers; check header and end line, and report damaged lines."""
     _check_header(next(texts, None), max_line_bytes)
     ended, number = False, 1
@@ -322,11 +322,11 @@ def _texts(
     most = sys.maxsize - 1 if max_line_bytes is None else max_line_bytes
     try:
         while text := file.readline(most + 1):
-            rest, size = text, _bytes_of(text)
+            rest, size = text, len(text.encode("utf-8", "surrogatepass"))
             is_long = size > most
             while is_long and rest and not rest.endswith("\n"):
                 rest = file.readline(PIECE)
-                size += _bytes_of(rest)
+                size += len(rest.encode("utf-8", "surrogatepass"))
             total += size
             advance(size)
             if max_bytes is not None and total > max_bytes:
@@ -340,10 +340,6 @@ def _texts(
         if not total:
             raise HistoryReadError(msg) from error
         report.skipped.append(msg)
-
-
-def _bytes_of(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _size(number: int) -> str:

@@ -155,9 +155,7 @@ class Budget:
     def window(self, config: RunnableConfig | None) -> Window:
         """Return the part of the history to read: the newest rows that fill the budget."""
         room = max(self.room(config, (), new_input(config, ()))[0], 0)
-        if self.counts_messages:
-            return Window(max_messages=room)
-        return Window(max_tokens=room, counter=self.counter)
+        return Window(max_messages=room) if self.counts_messages else Window(max_tokens=room, counter=self.counter)
 
 
 def budgets_of(preprocessor: object) -> list[Budget]:

@@ -138,14 +138,12 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
         """Handle messages that must be kept but do not fit, as `on_overflow` says."""
-        total = self.budget.tokens(kept)
-        if total > room and asked:
+        tokens = self.budget.tokens
+        if asked and tokens(kept) > room:
             kept = kept[:lead]
-            total = self.budget.tokens(kept)
-        if total > room:
+        if tokens(kept) > room:
             kept = [m for i, m in enumerate(kept) if i >= lead or not is_summary(m)]
-            total = self.budget.tokens(kept)
-        if total > room and self._on_overflow == "raise":
+        if self._on_overflow == "raise" and (total := tokens(kept)) > room:
             raise ContextTooLargeError(
                 "what has to be kept (system lines, the newest question, results it waits for) is too large: "
                 f"{total} tokens of the history, and room for {max(room, 0)}"

@@ -85,9 +85,7 @@ def range_of(prefix: str) -> KeyRange:
 def range_after(keys: KeyRange, page: list[str]) -> KeyRange | None:
     """Return the range after a page; None at the end. Keys hold no NUL: `last + NUL` is the first text after `last`."""
     # A damaged key may sort differently from its decoded text; without this check the listing would go in circles.
-    if len(page) < PAGE or page[-1] < keys.begin:
-        return None
-    return keys._replace(begin=page[-1] + "\x00")
+    return None if len(page) < PAGE or page[-1] < keys.begin else keys._replace(begin=page[-1] + "\x00")
 
 
 V = TypeVarWithDefault("V", default=dict[str, Any])

@@ -155,9 +155,7 @@ def _typed(value: object) -> tuple[object, Any]:
         return float, value
     if isinstance(value, datetime):  # a naive one is taken as UTC, as in MongoDB
         return datetime, value if value.tzinfo else value.replace(tzinfo=UTC)
-    if isinstance(value, (list, tuple)):
-        return list, list(value)
-    return type(value), value
+    return (list, list(value)) if isinstance(value, (list, tuple)) else (type(value), value)
 
 
 def _has_operators(value: object) -> bool:

@@ -602,9 +602,7 @@ class Embedder:
 
     async def known(self) -> int:
         """Return the dimensions of the model, after comparing it with the model that filled the store."""
-        if self.dims is not None:
-            return self.dims
-        return await self._compare((await self._embedded([PROBE]))[0])
+        return self.dims if self.dims is not None else await self._compare((await self._embedded([PROBE]))[0])
 
     async def _embedded(self, texts: list[str]) -> list[Vector | None]:
         model = self.embedding
