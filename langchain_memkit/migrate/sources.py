@@ -98,6 +98,10 @@ class ConversationSource:
     size: Callable[[], int | None] = lambda: None
 
 
+AnySource: TypeAlias = AnyFactory | ConversationSource
+"""What `migrate` reads: a factory of any of memkit's histories, or a source."""
+
+
 def history_source(factory: AnyFactory, user_id: str | None = None, *, native_only: bool = False) -> ConversationSource:
     """Return a source over memkit's histories, hidden turns included; a subclass is read through its `messages`."""
     store = factory.turn_store

@@ -16,7 +16,7 @@ from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.messages.trimming import same_messages
 from langchain_memkit.migrate import sources
-from langchain_memkit.migrate.sources import AnyFactory, Conversation, ConversationSource, in_thread, whole_turns
+from langchain_memkit.migrate.sources import AnyFactory, AnySource, Conversation, in_thread, whole_turns
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
 
@@ -173,12 +173,7 @@ def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
 
 
 def migrate(
-    source: AnyFactory | ConversationSource,
-    target: AnyFactory,
-    *,
-    user_id: str | None = None,
-    dry_run: bool = False,
-    progress: bool = True,
+    source: AnySource, target: AnyFactory, *, user_id: str | None = None, dry_run: bool = False, progress: bool = True
 ) -> MigrationReport:
     """Copy every conversation of one store into another.
 
