@@ -301,8 +301,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         # else a concurrent `forget` could delete the session in between and leave them behind.
         rows = [row for row, _ in batch]
         last = docs.last_of(rows)
-        operations = [session.upsert(row, stamp) for row, stamp in batch]
-        operations.append(session.bump_version(last))
+        operations = [*(session.upsert(row, stamp) for row, stamp in batch), session.bump_version(last)]
         # If the next save has to read our record, say so before storing it: this process may be killed in between.
         if session.generation is not None and last is not None and last["waits"]:
             operations.insert(0, session.announce())
@@ -334,9 +333,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             stored = {d["_id"]: d.get("digest", "") for d in digests}
         if stored == expected:
             new = {row.entry.id: (row, stamp) for row, stamp in stamped}
-            operations = [session.exchange(name, digest, new.get(name)) for name, digest in expected.items()]
-            operations.append(session.bump_version())
-            if (await self.bulk_write(operations)).matched_count == len(operations):
+            exchanges = [session.exchange(name, digest, new.get(name)) for name, digest in expected.items()]
+            result = await self.bulk_write([*exchanges, session.bump_version()])
+            if result.matched_count == len(expected) + 1:
                 return True
         if not await self._is_alive(session.announce()):
             return False
