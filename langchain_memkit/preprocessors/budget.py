@@ -12,15 +12,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit import base
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.base import (
-    CONTEXT,
-    HistoryMessages,
-    Messages,
-    TokenCounter,
-    TokenCounterLike,
-    TurnContext,
-    Window,
-)
+from langchain_memkit.base import HistoryMessages, Messages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages import tokens, trimming
 from langchain_memkit.messages.notes import fitting_records, is_note, note_message, records_of
@@ -184,7 +176,7 @@ def new_input(config: RunnableConfig | None, given: Messages) -> list[BaseMessag
 
 def turn_context(config: RunnableConfig | None) -> TurnContext:
     """Return the turn's context from the config; an empty one if the preprocessor is piped by hand."""
-    context = ((config or {}).get("configurable") or {}).get(CONTEXT)
+    context = ((config or {}).get("configurable") or {}).get(base.CONTEXT)
     return context if isinstance(context, TurnContext) else TurnContext()
 
 
