@@ -16,11 +16,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import run_in_executor
 from pydantic import BaseModel, Field
 
-__all__ = [
-    "BaseChatMessageHistory",
-    "CoreRunnableWithMessageHistory",
-    "InMemoryChatMessageHistory",
-]
+__all__ = ["BaseChatMessageHistory", "CoreRunnableWithMessageHistory", "InMemoryChatMessageHistory"]
 
 if TYPE_CHECKING:
     CoreRunnableWithMessageHistory = RunnableBindingBase[Any, Any]

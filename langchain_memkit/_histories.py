@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, run_in_executor
 
 from langchain_memkit._sync import Step, as_step
-from langchain_memkit.base import HistoryView, Preprocessor, Window, check_size
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.base import HistoryView, Messages, Preprocessor, Window, check_size
+from langchain_memkit.errors import ConfigurationError, logger
 from langchain_memkit.messages.trimming import cut_tail
 
 T = TypeVar("T")
 
 History: TypeAlias = Any
 """A chat history of any package: LangChain's class, a subclass of it, or an object with the same methods."""
-
-logger = logging.getLogger("langchain_memkit")
 
 VERBS = ("messages", "aget_messages", "add_message", "add_messages", "aadd_messages", "clear", "aclear")
 """Names of the methods of a LangChain chat history."""
@@ -55,10 +51,7 @@ def overrides(history: History, verb: str, *, without: Sequence[str] = ()) -> bo
 
     Overrides in classes that define one of the methods `without` do not count.
     """
-    spaces: list[Mapping[str, object]] = [
-        getattr(history, "__dict__", {}),
-        *(vars(kind) for kind in type(history).__mro__),
-    ]
+    spaces = [getattr(history, "__dict__", {}), *(vars(kind) for kind in type(history).__mro__)]
     native = [i for i, names in enumerate(spaces) if "append_turn" in names]
     # none of them may define it: a wrapper can have it from `__getattr__`
     above = spaces[: native[-1]] if native else spaces
@@ -79,7 +72,7 @@ def _report(name: str, changed: tuple[str, ...]) -> None:
     )
 
 
-def read_messages(history: History) -> Step[Sequence[BaseMessage]]:
+def read_messages(history: History) -> Step[Messages]:
     """Read the whole conversation, oldest first."""
     return _step(history, lambda: history.messages, "aget_messages")
 
@@ -96,11 +89,10 @@ def check_replaces(seq: object, history: History) -> None:
     check_size(seq, "replaces", 1)
     verbs = ("append_turn", "aappend_turn", "view", "aview")
     if not (has_native(history, "regenerate") and is_native(history)) or any(overrides(history, v) for v in verbs):
-        msg = (
+        raise ConfigurationError(
             f"the config has `replaces`, but turns of a {type(history).__name__} cannot be replaced: that takes a "
             "history of langchain_memkit whose methods are not overridden. Leave `replaces` out, or use such a history"
         )
-        raise ConfigurationError(msg)
     history.turn_store.check_edits()
 
 
@@ -135,19 +127,13 @@ async def load_history(
     return view._replace(messages=read.selected(range(begin, len(read))))
 
 
-def add_messages(history: History, messages: Sequence[BaseMessage]) -> Step[None]:
+def add_messages(history: History, messages: Messages) -> Step[None]:
     """Append messages."""
     return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
 
 
 def append_turn(
-    history: History,
-    messages: Sequence[BaseMessage],
-    *,
-    head: object,
-    after: int | None,
-    trace: object = None,
-    **given: object,
+    history: History, messages: Messages, *, head: object, after: int | None, trace: object = None, **given: object
 ) -> Step[int]:
     """Append a turn to one of memkit's histories.
 

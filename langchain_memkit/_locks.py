@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import TypeVar
 from weakref import WeakSet
 
 from langchain_core.runnables.config import ContextThreadPoolExecutor
-
-__all__ = ["ForkAware", "ForkSafeLock", "members", "shared_threads"]
 
 THREADS = 16  # that are started at most, when as many turns of sync code read at once
 
@@ -94,8 +92,5 @@ def _after_fork(*, in_child: bool) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=lambda: _after_fork(in_child=False),
-        after_in_child=lambda: _after_fork(in_child=True),
-    )
+    in_parent, in_child = partial(_after_fork, in_child=False), partial(_after_fork, in_child=True)
+    os.register_at_fork(before=_before_fork, after_in_parent=in_parent, after_in_child=in_child)

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -50,9 +49,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
-from langchain_memkit.errors import ConfigurationError, MemkitError
-
-logger = logging.getLogger("langchain_memkit")
+from langchain_memkit.errors import ConfigurationError, MemkitError, logger
 
 dry_run: ContextVar[bool] = ContextVar("memkit_dry_run", default=False)
 """Whether `explain_turn` runs this code, so that nothing may be stored."""
@@ -98,8 +95,7 @@ async def arun_step(step: Step[T]) -> T:
 def _checked(awaited: Operation[T]) -> Step[T]:
     if not isinstance(awaited, Step):
         name = type(awaited).__name__
-        msg = f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)"
-        raise TypeError(msg)
+        raise TypeError(f"a flow can await flows and steps only, not {name}: wrap the call in Step(sync, asynchronous)")
     return awaited
 
 
@@ -229,8 +225,7 @@ def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> S
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            msg = f"{name} is async, so use the async verbs: ainvoke, astream, abatch, aload"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} is async, so use the async verbs: ainvoke, astream, abatch, aload")
         return result
 
     async def asynchronous() -> Any:
@@ -304,10 +299,8 @@ def model_call(llm: Runnable[Any, Any], prompt: object, config: RunnableConfig, 
     Raises:
         TimeoutError: The model took longer, or raised it itself.
     """
-    call = Step(lambda: llm.invoke(prompt, config), lambda: llm.ainvoke(prompt, config))
-    return time_limited(
-        call, seconds, lambda: TimeoutError(f"the model took longer than {seconds:g} s"), "memkit-model"
-    )
+    ask = Step(lambda: llm.invoke(prompt, config), lambda: llm.ainvoke(prompt, config))
+    return time_limited(ask, seconds, lambda: TimeoutError(f"the model took longer than {seconds:g} s"), "memkit-model")
 
 
 def time_limited(step: Step[T], seconds: float | None, late: Callable[[], Exception], thread: str) -> Step[T]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["DENSE", "IS_DENSE", "few_marks"]
-
 MARKS = 30  # on a letter: no language needs more, says the Stream-Safe Text Format (Unicode Standard Annex 15)
 # Scripts written without spaces, and Korean, whose endings are attached to the word.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"

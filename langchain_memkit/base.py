@@ -262,6 +262,9 @@ texts are read at once."""
 
 # -- turns and views of a history, and the context that a running turn gives to its preprocessors
 
+Messages: TypeAlias = Sequence[BaseMessage]
+"""Messages, oldest first."""
+
 Preprocessor: TypeAlias = Runnable[list[BaseMessage], list[BaseMessage]]
 """A runnable from messages to messages; LangChain's `trim_messages(...)` is one."""
 
@@ -611,8 +614,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def check_size(value: object, name: str, least: int) -> int:
     """Return `value` if it is a whole number of at least `least`, else raise `ConfigurationError`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        msg = f"{name} must be a whole number from {least}; got {value!r:.50}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a whole number from {least}; got {value!r:.50}")
     return value
 
 
@@ -643,16 +645,14 @@ def check_arguments(given: Iterable[str], *takers: Callable[..., object]) -> Non
         known += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         others += [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if unknown := sorted(set(given) - set(known)):
-        msg = f"no such argument: {', '.join(unknown)}{did_you_mean(unknown[0], [*known, *others])}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"no such argument: {', '.join(unknown)}{did_you_mean(unknown[0], [*known, *others])}")
 
 
 def check_one_of(value: object, name: str, known: Sequence[str], *, function: bool = False) -> None:
     """Raise a ConfigurationError unless a value is one of several modes, or a function where one is allowed."""
     if not (value in known or (function and callable(value))):
         or_callable = " or a callable" if function else ""
-        msg = f"{name} must be {' or '.join(map(repr, known))}{or_callable}, not {value!r:.50}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be {' or '.join(map(repr, known))}{or_callable}, not {value!r:.50}")
 
 
 def check_prompt(prompt: object, known: set[str], fits: Callable[[set[str]], object], needs: str) -> set[str]:
@@ -663,8 +663,7 @@ def check_prompt(prompt: object, known: set[str], fits: Callable[[set[str]], obj
     if isinstance(prompt, BasePromptTemplate):
         takes = {*prompt.input_variables, *prompt.optional_variables}
         if not fits(takes):
-            msg = f"prompt must take {needs}; it takes {sorted(takes)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"prompt must take {needs}; it takes {sorted(takes)}")
         return takes
     is_text = isinstance(prompt, str) and prompt.strip() and not any(f"{{{name}}}" in prompt for name in known)
     if not (prompt is None or is_text):
@@ -679,8 +678,7 @@ def check_path(path: P) -> P:
         way_out = "; the classes for a server begin with MongoDB" if address[1].startswith("mongodb") else ""
         if address[1].startswith("sqlite"):
             way_out = f"; give the path alone, {str(path).partition('://')[2].removeprefix('/') or 'chat.db'!r:.80}"
-        msg = f"a file was expected, not an address that begins with '{address[1]}:'{way_out}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"a file was expected, not an address that begins with '{address[1]}:'{way_out}")
     return path
 
 
@@ -728,8 +726,7 @@ def check_id(value: object, name: str) -> str:
     """
     text = check_text(value, name, MAX_ID_BYTES)
     if "://" in text and (WITH_PASSWORD.match(text) or DATABASE.match(text)):
-        msg = f"{name} is a connection string: are the arguments in the right order?"
-        raise ValueError(msg)
+        raise ValueError(f"{name} is a connection string: are the arguments in the right order?")
     return text
 
 
@@ -741,11 +738,9 @@ def check_text(value: object, name: str, most: int, least: int = 1) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        msg = f"{name} holds a lone surrogate, which is not valid text."
-        raise ValueError(msg) from None
+        raise ValueError(f"{name} holds a lone surrogate, which is not valid text.") from None
     if not least <= size <= most or "\x00" in value:
-        msg = f"{name} must be {least} to {most} bytes of UTF-8 without NUL; got {size} bytes."
-        raise ValueError(msg)
+        raise ValueError(f"{name} must be {least} to {most} bytes of UTF-8 without NUL; got {size} bytes.")
     return value if type(value) is str else str.__str__(value)
 
 
@@ -796,11 +791,10 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
         plain = name.replace("_", "").lower()
         near = [key for key in known if key == f"{plain}id"] or get_close_matches(plain, known, n=1, cutoff=0.82)
         if near:
-            msg = (
+            raise ConfigurationError(
                 f"session() has no {name!r}; did you mean {known[near[0]]!r}? A key of your own with this name goes "
                 f"into configurable={{{name!r}: ...}}"
             )
-            raise ConfigurationError(msg)
     ids = {"session_id": session_id, "user_id": user_id, "turn_id": turn_id}
     checked = {name: check_id(value, name) for name, value in ids.items() if name == "session_id" or value is not None}
     own = {name: more.pop(name) for name in sorted(more.keys() & RunnableConfig.__annotations__.keys())}

@@ -10,17 +10,14 @@ from uuid import uuid4
 from langchain_core.messages import BaseMessage, ChatMessage
 
 from langchain_memkit.base import Memory
-from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError, required_extra
 from langchain_memkit.messages.chain_io import input_messages, output_messages
 from langchain_memkit.messages.notes import is_note, plain_lines, records_of
 from langchain_memkit.messages.text import escaped, message_text, role_of
 from langchain_memkit.messages.trimming import is_user_message
 
-try:
+with required_extra("classic", "as_classic_memory"):
     from langchain_classic.base_memory import BaseMemory
-except ImportError as error:
-    _msg = f'as_classic_memory needs an extra: pip install "langchain-memkit[classic]" ({error.name} is missing)'
-    raise MissingExtraError(_msg) from error
 
 __all__ = ["as_classic_memory"]
 
@@ -135,23 +132,19 @@ class ClassicMemory(BaseMemory):
         keys = [key for key in inputs if key not in (self.memory_key, "stop")]
         keys = keys if self.input_key is None else [key for key in keys if key == self.input_key]
         if len(keys) > 1:
-            msg = f"which of the inputs {sorted(keys)} is the question? Set input_key"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"which of the inputs {sorted(keys)} is the question? Set input_key")
         return input_messages(inputs[keys[0]], None) if keys else []
 
     def _turn(self, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> list[BaseMessage]:
         key = self.output_key or (next(iter(outputs)) if len(outputs) == 1 else "output")
         if key not in outputs:
-            msg = f"which of the outputs {sorted(outputs)} is the answer? Set output_key"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"which of the outputs {sorted(outputs)} is the answer? Set output_key")
         asked = self._asked(inputs)
         if not asked:
-            msg = f"the inputs {sorted(inputs)} hold no question. Set input_key"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the inputs {sorted(inputs)} hold no question. Set input_key")
         # new ids: the same words said again are a new turn, not a retry of the first
-        return [
-            m.model_copy(update={"id": m.id or str(uuid4())}) for m in (*asked, *output_messages(outputs[key], None))
-        ]
+        said = [*asked, *output_messages(outputs[key], None)]
+        return [message.model_copy(update={"id": message.id or str(uuid4())}) for message in said]
 
     def _shown(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | str:
         if self.return_messages:

@@ -26,7 +26,9 @@ causes holds credentials or conversation text; objects that you pass in (a model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -50,6 +52,9 @@ __all__ = [
     "UnsupportedOutputError",
 ]
 
+logger = logging.getLogger("langchain_memkit")
+"""The package's logger, for what is no error to the caller."""
+
 
 class MemkitError(Exception):
     """Base of every error that memkit raises on purpose."""
@@ -65,6 +70,16 @@ class MissingExtraError(MemkitError, ImportError):
 
 class SpacyModelMissing(MissingExtraError):  # noqa: N818  # the name that was asked for
     """No usable trained spaCy pipeline is installed; the message lists the ways to get one."""
+
+
+@contextmanager
+def required_extra(extra: str, what: str) -> Iterator[None]:
+    """Import within this what an extra brings: a missing package becomes a `MissingExtraError` that names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        msg = f'{what} needs an extra: pip install "langchain-memkit[{extra}]" ({error.name} is missing)'
+        raise MissingExtraError(msg) from error
 
 
 class ContextTooLargeError(MemkitError, ValueError):

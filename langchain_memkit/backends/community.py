@@ -10,9 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from langchain_memkit.errors import ConfigurationError, HistoryReadError, MissingExtraError
-
-__all__ = ["DatabaseTable", "FileMessages", "read_message_file"]
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, required_extra
 
 ROWS_AT_ONCE = 1_000
 BEGIN = re.compile(r"\s*\[\s*")
@@ -40,11 +38,8 @@ class DatabaseTable:
         return self._run(count_only=False)
 
     def _run(self, *, count_only: bool) -> Generator[Any, None, None]:
-        try:
+        with required_extra("sql", "reading this database"):
             import sqlalchemy as sql
-        except ImportError as error:
-            msg = 'reading this database needs an extra: pip install "langchain-memkit[sql]" (sqlalchemy is missing)'
-            raise MissingExtraError(msg) from error
         try:
             engine = sql.create_engine(self._url)
         except (sql.exc.SQLAlchemyError, ImportError) as error:
@@ -59,8 +54,7 @@ class DatabaseTable:
             inspector = sql.inspect(engine)
             if not inspector.has_table(self._table):
                 names = ", ".join(map(repr, inspector.get_table_names())) or "none"
-                msg = f"{where} has no table {self._table!r}; its tables: {names}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{where} has no table {self._table!r}; its tables: {names}")
             there = [column["name"] for column in inspector.get_columns(self._table)]
             if missing := [name for name in ("id", self._session_column, "message") if name not in there]:
                 msg = f"table {self._table!r} of {where} has no column {missing[0]!r}; its columns: {', '.join(there)}"
@@ -96,8 +90,7 @@ def read_message_file(path: Path) -> FileMessages:
         raw = path.read_bytes()
         written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror or error}"
-        raise HistoryReadError(msg) from error
+        raise HistoryReadError(f"cannot read {path}: {error.strerror or error}") from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:

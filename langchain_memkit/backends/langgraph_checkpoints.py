@@ -16,16 +16,11 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 
-from langchain_memkit.errors import MessageDecodeError, MissingExtraError
+from langchain_memkit.errors import MessageDecodeError, required_extra
 from langchain_memkit.messages.codec import MESSAGE_TYPES, decode_legacy_message, is_name
 
-__all__ = ["Foreign", "decode_checkpoint", "decode_message_of_graph", "replayed"]
-
-try:
+with required_extra("langgraph", "reading LangGraph's checkpoints"):
     import ormsgpack
-except ImportError as error:
-    msg = 'LangGraph checkpoints need an extra: pip install "langchain-memkit[langgraph]" (ormsgpack is missing)'
-    raise MissingExtraError(msg) from error
 
 NUMPY, SNAPSHOT = 6, 7  # codes of LangGraph's msgpack; up to 5 stand for (module, name, arguments, ...)
 OVERWRITE, REMOVE_ALL = "__overwrite__", "__remove_all__"  # LangGraph's names for replacing and for emptying a list
@@ -59,8 +54,7 @@ def decode_checkpoint(kind: object, data: Any) -> Any:
         return None
     if kind not in ("msgpack", "json"):
         what = "is pickled: it could run code, so it is never read" if kind == "pickle" else "cannot be read here"
-        msg = f"its checkpoint of type {_name(kind)} {what}"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"its checkpoint of type {_name(kind)} {what}")
     try:
         if kind == "json":
             return json.loads(bytes(data) if not isinstance(data, str) else data, object_hook=_of_json)
@@ -72,8 +66,7 @@ def decode_checkpoint(kind: object, data: Any) -> Any:
 
 def _unpack(data: bytes, depth: int) -> object:
     if depth > MAX_DEPTH:
-        msg = "nested too deeply"
-        raise ValueError(msg)
+        raise ValueError("nested too deeply")
 
     def hook(code: int, inner: bytes) -> object:
         if code == NUMPY:
@@ -112,13 +105,11 @@ def decode_message_of_graph(value: object) -> tuple[BaseMessage, list[str]]:
             [message] = convert_to_messages([_plain(value, 0)])
             if type(message) in MESSAGE_TYPES.values():
                 return message, []
-        msg = f"a {type(value).__name__} is not a message of langchain-core"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"a {type(value).__name__} is not a message of langchain-core")
     module, _, name = value.name.rpartition(".")
     known = f"{module}.".startswith(MESSAGE_MODULES) and name in TYPES
     if not known or not isinstance(value.data, Mapping):
-        msg = f"{_name(value.name)} is not a message of langchain-core"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"{_name(value.name)} is not a message of langchain-core")
     fields: dict[str, object] = {}
     lost: list[str] = []
     for key, field in value.data.items():
@@ -126,8 +117,7 @@ def decode_message_of_graph(value: object) -> tuple[BaseMessage, list[str]]:
             fields[str(key)] = _plain(field, 0)
         except _UnknownError as error:
             if key == "content":
-                msg = f"its content holds {error}, which is not read"
-                raise MessageDecodeError(msg) from None
+                raise MessageDecodeError(f"its content holds {error}, which is not read") from None
             lost.append(f"{key}: held {error}, left out")
     return decode_legacy_message({"type": TYPES[name], "data": fields}), lost
 
@@ -197,8 +187,7 @@ def _name(value: object) -> str:
 def _plain(value: object, depth: int) -> Any:
     """Convert a value, at a level within a field, to plain values; build the objects on the allowlist."""
     if depth > MAX_LEVELS:
-        msg = f"more than {MAX_LEVELS} levels"
-        raise _UnknownError(msg)
+        raise _UnknownError(f"more than {MAX_LEVELS} levels")
     if isinstance(value, Foreign):
         data = _plain(value.data, depth + 1)
         with suppress(KeyError, TypeError, ValueError, AttributeError):
@@ -206,6 +195,4 @@ def _plain(value: object, depth: int) -> Any:
         raise _UnknownError(_name(value.name))
     if isinstance(value, dict):
         return {key: _plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
-    return value
+    return [_plain(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value

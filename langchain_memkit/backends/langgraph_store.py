@@ -52,8 +52,7 @@ class LangGraphKeyValueStore(KeyValueStore[V]):
             raise ConfigurationError(msg)
         for label in labels:
             if "." in check_text(label, "each label of the namespace", 4096):
-                msg = f"a label of a namespace holds no full stop; got {label!r:.100}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"a label of a namespace holds no full stop; got {label!r:.100}")
         super().__init__(_Items(store, labels))
 
 
@@ -68,8 +67,11 @@ class _Items(KeyValueBackend):
         """Name the store's class and the namespace."""
         return f"{type(self._store).__name__}, {'/'.join(self._namespace)}"
 
+    async def _sent(self, operations: Sequence[Op]) -> list[Any]:
+        """Send operations, so many in one call, and return their results in order."""
+        return [each for i in range(0, len(operations), BATCH) for each in await self._batch(operations[i : i + BATCH])]
+
     async def _batch(self, operations: Sequence[Op]) -> list[Any]:
-        """Send operations in one call."""
 
         async def send() -> list[Any]:
             try:
@@ -83,21 +85,17 @@ class _Items(KeyValueBackend):
             # The store's own error, whose text may hold credentials, is the cause.
             what = f"{type(self._store).__name__} of LangGraph failed ({type(error).__name__}; see the cause)"
             if not any(isinstance(operation, PutOp) for operation in operations):
-                msg = f"cannot read: the {what}"
-                raise HistoryReadError(msg) from error
-            msg = f"cannot write: the {what}. Calling again is safe."
-            raise HistoryWriteError(msg, maybe_stored=True) from error
+                raise HistoryReadError(f"cannot read: the {what}") from error
+            raise HistoryWriteError(f"cannot write: the {what}. Calling again is safe.", maybe_stored=True) from error
 
     async def get(self, keys: Sequence[str]) -> dict[str, StoredValue]:
-        found: list[Item | None] = []
-        for i in range(0, len(keys), BATCH):
-            found += await self._batch([GetOp(self._place(key), key) for key in keys[i : i + BATCH]])
+        found: list[Item | None] = await self._sent([GetOp(self._place(key), key) for key in keys])
         return {key: _stored(item) for key, item in zip(keys, found, strict=True) if item is not None}
 
     async def set(self, values: dict[str, object]) -> None:
         # `ttl=None`: the items never expire, whatever the store's default.
         items = [(key, {"v": FORMAT_VERSION, "json": json.dumps(v, ensure_ascii=False)}) for key, v in values.items()]
-        await self._put([PutOp(self._place(key), key, item, index=False, ttl=None) for key, item in items])
+        await self._sent([PutOp(self._place(key), key, item, index=False, ttl=None) for key, item in items])
 
     async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
         """Store values and delete others iff a key exists; return whether it does."""
@@ -110,11 +108,7 @@ class _Items(KeyValueBackend):
         return exists
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._put([PutOp(self._place(key), key, None) for key in keys])
-
-    async def _put(self, operations: Sequence[PutOp]) -> None:
-        for i in range(0, len(operations), BATCH):
-            await self._batch(operations[i : i + BATCH])
+        await self._sent([PutOp(self._place(key), key, None) for key in keys])
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
         """Return all keys of a range, sorted, beyond `limit`: the search has read them all anyway."""

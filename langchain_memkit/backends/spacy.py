@@ -225,9 +225,7 @@ def _full_size(nlp: Language) -> int:
 def _load(name: str) -> Language:
     """Load a pipeline by name or path, once per process."""
     try:
-        if name in (*OFFICIAL, REPACKAGED):
-            return spacy.load(_checked(name), exclude=[*IDLE])
-        return spacy.load(name)
+        return spacy.load(_checked(name), exclude=[*IDLE]) if name in (*OFFICIAL, REPACKAGED) else spacy.load(name)
     except SpacyModelMissing as error:
         raise _missing(str(error)) from None
     except OSError as error:
@@ -238,8 +236,7 @@ def _checked(name: str) -> Path:
     """Check the package of an English model without importing its Python; return the folder of the model."""
     spec = find_spec(name)  # finding a top-level package runs none of its code
     if spec is None or spec.origin is None:
-        msg = f"{name} is not installed"
-        raise SpacyModelMissing(msg)
+        raise SpacyModelMissing(f"{name} is not installed")
     package = Path(spec.origin).parent
     if name == REPACKAGED:
         folder = package / f"{name}-3.8.0"

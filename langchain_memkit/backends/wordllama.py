@@ -71,8 +71,7 @@ class WordLlamaEmbeddings(Embeddings):
 
     def __init__(self, dims: int = 256) -> None:
         if dims not in DIMS:
-            msg = f"dims must be one of {', '.join(map(str, DIMS))}, not {dims!r:.50}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"dims must be one of {', '.join(map(str, DIMS))}, not {dims!r:.50}")
         self.dims = dims
         _folder()
 
@@ -94,8 +93,7 @@ class WordLlamaEmbeddings(Embeddings):
         """
         given: object = texts
         if isinstance(given, str):  # its letters would be embedded as texts
-            msg = "texts must be a list of texts, not a str: embed_query takes one"
-            raise TypeError(msg)
+            raise TypeError("texts must be a list of texts, not a str: embed_query takes one")
         return [self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
@@ -171,8 +169,7 @@ def _folder() -> Path:
     if folder and all((folder / file).is_file() for file in (TOKENS, WEIGHTS)):
         return folder
     what = f"{folder} holds no {WEIGHTS}" if folder else "wordllama is missing"
-    msg = f'WordLlamaEmbeddings needs an extra: pip install "langchain-memkit[local]" ({what})'
-    raise MissingExtraError(msg)
+    raise MissingExtraError(f'WordLlamaEmbeddings needs an extra: pip install "langchain-memkit[local]" ({what})')
 
 
 @lru_cache(maxsize=1)

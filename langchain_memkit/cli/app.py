@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Literal, NamedTuple
 
@@ -29,9 +30,6 @@ from langchain_memkit.messages.text import message_text, role_of
 from langchain_memkit.migrate.jsonl import MAX_BYTES, MAX_LINE_BYTES
 from langchain_memkit.migrate.sources import AnyFactory, ConversationSource, history_source
 from langchain_memkit.stores.history import HistoryFactory
-
-__all__ = ["app", "run"]
-
 
 OutputFormat = Literal["memkit", "langchain-mongodb", "qa"]
 Layout = Literal["turns", "langchain", "qa"]
@@ -293,20 +291,14 @@ def list_(
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
-) -> int:
+) -> None:
     """List conversations, the last used first: of a user, else of everybody, each user's in turn."""
     with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
-        found = [
-            (owner, info)
-            for owner in _owners(histories, user)
-            for info in histories.list_sessions(owner or None, limit=limit, before=before)
-        ]
-    if as_json:
-        ctx.obj.objects({"user_id": owner, **asdict(info), "cursor": info.cursor} for owner, info in found)
-        return 0
+        listed = partial(histories.list_sessions, limit=limit, before=before)
+        found = [(owner, info) for owner in _owners(histories, user) for info in listed(owner or None)]
+    objects = [{"user_id": owner, **asdict(info), "cursor": info.cursor} for owner, info in found]
     rows = [(_when(info.updated_at), owner, info.session_id, info.turns, info.title) for owner, info in found]
-    ctx.obj.table(("last used", "user", "session", "turns", "title"), rows)
-    return 0
+    ctx.obj.table(("last used", "user", "session", "turns", "title"), rows, objects if as_json else None)
 
 
 @app.command()
@@ -320,7 +312,7 @@ def show(
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
-) -> int:
+) -> None:
     """Print a conversation."""
     output = ctx.obj
     place = Target(_where(source, FROM_URI), database, collection)
@@ -333,12 +325,9 @@ def show(
         raise ConfigurationError(msg)
     if as_json:
         output.objects({"seq": t.seq, "created_at": t.created_at, **message_to_dict(m)} for t, m in messages)
-        return 0
-    for turn, message in messages:
-        output.said(
-            message.name or role_of(message), f"{_when(turn.created_at)}  turn {turn.seq}", message_text(message)
-        )
-    return 0
+    else:
+        for turn, said in messages:
+            output.said(said.name or role_of(said), f"{_when(turn.created_at)}  turn {turn.seq}", message_text(said))
 
 
 @app.command()
@@ -352,20 +341,14 @@ def search(
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
-) -> int:
+) -> None:
     """Find what was said, the newest first: by a user, else by everybody, each user in turn."""
     with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
-        found = [
-            (owner, hit)
-            for owner in _owners(histories, user)
-            for hit in histories.search_messages(owner or None, " ".join(words), limit=limit)
-        ]
-    if as_json:
-        ctx.obj.objects({"user_id": o, **asdict(h), "message": message_to_dict(h.message)} for o, h in found)
-        return 0
+        said = partial(histories.search_messages, text=" ".join(words), limit=limit)
+        found = [(owner, hit) for owner in _owners(histories, user) for hit in said(owner or None)]
+    objects = [{"user_id": o, **asdict(h), "message": message_to_dict(h.message)} for o, h in found]
     rows = [(_when(h.created_at), o, h.session_id, h.seq, role_of(h.message), h.excerpt) for o, h in found]
-    ctx.obj.table(("said", "user", "session", "turn", "by", "text"), rows)
-    return 0
+    ctx.obj.table(("said", "user", "session", "turn", "by", "text"), rows, objects if as_json else None)
 
 
 @app.command()
@@ -377,7 +360,7 @@ def stats(
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
-) -> int:
+) -> None:
     """Count the sessions and turns of each user."""
     rows: list[dict[str, object]] = []
     with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
@@ -387,12 +370,8 @@ def stats(
             first, last = min(dates, default=None), max(dates, default=None)
             turns = sum(info.turns for info in sessions)
             rows.append({"user_id": owner, "sessions": len(sessions), "turns": turns, "first": first, "last": last})
-    if as_json:
-        ctx.obj.objects(rows)
-        return 0
     cells = [[_when(v) if isinstance(v, datetime) else "" if v is None else v for v in row.values()] for row in rows]
-    ctx.obj.table(("user", "sessions", "turns", "first", "last"), cells)
-    return 0
+    ctx.obj.table(("user", "sessions", "turns", "first", "last"), cells, rows if as_json else None)
 
 
 def _ask_to_replace(output: Output, file: str, yes: bool) -> None:
@@ -543,10 +522,8 @@ def _check_file(place: Target) -> Iterator[Check]:
         return
     facts = inspection.inspect_file(place.path)
     yield Check(name, "ok", ", ".join(f"{n:,} {table}" for table, n in facts.counts.items()) or "nothing of memkit")
-    if facts.problems:
-        yield Check(f"{name}: integrity", "fail", "; ".join(facts.problems), REPAIR)
-    else:
-        yield Check(f"{name}: integrity", "ok", "ok")
+    problems = "; ".join(facts.problems)
+    yield Check(f"{name}: integrity", "fail" if problems else "ok", problems or "ok", REPAIR if problems else "")
     found = f"{facts.version} of {facts.known_version}"
     if facts.version > facts.known_version:
         yield Check(f"{name}: format", "fail", f"{found}: of a newer memkit", "pip install --upgrade langchain-memkit")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 from urllib.parse import unquote_plus
 
 import typer
@@ -25,13 +25,11 @@ from langchain_memkit.backends.sqlite.inspection import is_sqlite
 from langchain_memkit.cli.targets import Target
 from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
 
-__all__ = ["STREAM", "Output", "SafeGroup", "escaped", "readable", "secrets_in", "writable"]
+Objects: TypeAlias = Iterable[Mapping[str, object]]
 
 HIDDEN = "***"
 COLOURS = {"human": "cyan", "ai": "green", "tool": "yellow", "system": "blue"}
-ASSIGNED = re.compile(
-    r"(?:passw|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)", re.IGNORECASE
-)
+ASSIGNED = re.compile(r"(?i)(?:passw|pwd|token|secret|properties|credential)\w*\s*=\s*('[^']*'|\"[^\"]*\"|[^\s&;]+)")
 USERINFO = re.compile(r"//[^/?#\s]*@")
 DETAILS = re.compile(
     r" \(configured timeouts: [^)]*\)|, full error: \{[^}]*\}"
@@ -121,14 +119,17 @@ class Output:
             for entry in "".join(traceback.format_exception(error)).splitlines():
                 _write(self.safe(entry), sys.stderr)
 
-    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print a table in columns of plain text, unless quiet."""
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], objects: Objects | None = None) -> None:
+        """Print a table in columns of plain text, unless quiet; `objects` are printed as JSON in its place."""
+        if objects is not None:
+            self.objects(objects)
+            return
         cells = [[self.safe(cell) for cell in row] for row in (heads, *rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             self.line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
-    def objects(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def objects(self, rows: Objects) -> None:
         """Print a list of objects as JSON for programs, unchanged but for credentials."""
         _write(self.scrubbed(json.dumps(list(rows), indent=2, default=_plain)), sys.stdout)
 
@@ -194,8 +195,7 @@ def writable(file: str, source: Target) -> Iterator[str | TextIO]:
         return
     path = Path(file).absolute()
     if not path.parent.is_dir():
-        msg = f"{file}: its folder does not exist"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file}: its folder does not exist")
     of_source = source.is_file and path.exists() and path.samefile(source.path)
     owners = [path, *(Path(file.removesuffix(end)) for end in ("-wal", "-shm", "-journal") if file.endswith(end))]
     if of_source or any(owner.is_file() and owner.stat().st_size and is_sqlite(owner) for owner in owners):
@@ -212,8 +212,7 @@ def readable(file: str) -> Iterator[str | TextIO]:
             yield stream
         return
     if not Path(file).is_file():
-        msg = f"{file}: there is no such file"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file}: there is no such file")
     yield file
 
 
@@ -221,8 +220,7 @@ def readable(file: str) -> Iterator[str | TextIO]:
 def _standard(stream: TextIO | None, name: str, errors: str) -> Iterator[TextIO]:
     """Open a standard stream of this process as UTF-8."""
     if stream is None:
-        msg = f"{name} is closed: name a file instead of {STREAM}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} is closed: name a file instead of {STREAM}")
     text = io.TextIOWrapper(stream.buffer, encoding="utf-8", errors=errors, newline="\n")
     try:
         yield text

@@ -19,8 +19,6 @@ from langchain_memkit.migrate.sources import AnyFactory
 from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.stores.key_value import KeyValueStore
 
-__all__ = ["ErasableStore", "open_stores", "purge_places"]
-
 # Prefixes of a user's keys, after the user's own prefix.
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values", "preferences/": "preferences"}
 NO_EMBEDDING = DeterministicFakeEmbedding(size=1)  # of stores that are opened to count and to delete

@@ -24,7 +24,7 @@ import langchain_memkit
 from langchain_memkit._progress import progress_bar
 from langchain_memkit.base import SessionInfo, check_id, user_prefix
 from langchain_memkit.cli.output import Output, writable
-from langchain_memkit.cli.purge import open_stores
+from langchain_memkit.cli.purge import SHELVES, open_stores
 from langchain_memkit.cli.targets import Target
 from langchain_memkit.messages.text import message_text, printable_html, role_of
 from langchain_memkit.messages.trimming import is_user_message
@@ -32,11 +32,10 @@ from langchain_memkit.migrate.jsonl import open_for_writing
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory
 from langchain_memkit.stores.key_value import KeyValueStore
 
-__all__ = ["write_report"]
-
 LISTED, ROWS, FACTS, BARS = 200, 100, 5, 62  # conversations; rows of other lists; facts of an entity; bars of a chart
 TITLE, TEXT, SUMMARY = 120, 300, 4000  # characters that are shown
 KEYS = 500  # read at once
+CHARTS = ("turns", "conversations begun")
 UNITS = {1: "by day", 7: "by week"}
 SHORTEST = 14  # days that a chart shows at least
 # As in `TurnTrace`; each is also the class of its colour.
@@ -44,7 +43,6 @@ PARTS = ("system", "summary", "history", "notes", "documents", "prompt", "input"
 ROLES = {"human": "the user", "ai": "the model", "tool": "tool results"}
 SPEAKERS = {"the user": "input", "the model": "history", "tool results": "tools", "others": "system"}  # and colours
 FIELDS = ("key", "title", "surface", "label", "session", "session_id")
-SHELVES = {"summaries": "summary/", "entities": "entities/", "key-values": "key_value/", "preferences": "preferences/"}
 TOTALS = ("conversations", "turns", "messages", "tokens", "entities", "facts", "key-value notes", "preferences")
 NAMES = "Names as they were written, with the newest sentences that hold them. "
 WISHES = "How the user said they want to be answered, newest first. Of two wishes of one kind the newer holds. "
@@ -68,9 +66,7 @@ class Findings:
     now: datetime
     total: Counter[str] = field(default_factory=Counter)
     conversations: list[Html] = field(default_factory=list)
-    days: dict[str, Counter[date]] = field(
-        default_factory=lambda: {"turns": Counter(), "conversations begun": Counter()}
-    )
+    days: dict[str, Counter[date]] = field(default_factory=lambda: {name: Counter() for name in CHARTS})
     said: Counter[str] = field(default_factory=Counter)  # tokens by who said it
     given: Counter[str] = field(default_factory=Counter)  # tokens given to models, by part
     calls: dict[str, list[float]] = field(default_factory=dict)  # sums by purpose, in the order of the table
@@ -111,11 +107,8 @@ def write_report(
         found.sizes += [("bytes of the file", each.label, each.path.stat().st_size) for each in places if each.is_file]
         stores = [(part.where, part.store) for part in parts if isinstance(part.store, KeyValueStore)]
         histories = [(part.where, part.store) for part in parts if isinstance(part.store, HistoryFactory)]
-        titles = {
-            (where, info.session_id): info.title
-            for where, make in histories
-            for info in make.list_sessions(user_id, limit=LISTED)
-        }
+        newest = [(where, info) for where, make in histories for info in make.list_sessions(user_id, limit=LISTED)]
+        titles = {(where, info.session_id): info.title for where, info in newest}
         listed = [(where, make, make.turn_store.sessions(owner)) for where, make in histories]
         sessions = [(info, where, make) for where, make, each in listed for info in make.turn_store.run(each)]
         sessions.sort(key=lambda each: each[0].updated_at or datetime.min.replace(tzinfo=UTC), reverse=True)
@@ -183,6 +176,7 @@ def _read_session(
 
 
 def read_trace(found: Findings, trace: Row) -> None:
+    """Add what a stored trace tells of a turn to the sums."""
     found.total["traces"] += bool(trace)
     for call in (known(dict, each) for each in known(list, trace.get("calls"))):
         sizes, usage = known(dict, call.get("tokens")), known(dict, call.get("usage"))
@@ -205,7 +199,7 @@ def _read_keys(found: Findings, where: str, store: KeyValueStore, prefix: str) -
     begin, described, seen = f"{prefix}entities/session/", dict[str, tuple[str, set[str]]](), set[str]()
     # A fact holds while the generation of its session is there: clearing a session deletes that first.
     live = {key.removeprefix(begin) for key in store.yield_keys(prefix=begin)}
-    for what, shelf in SHELVES.items():
+    for shelf, what in SHELVES.items():
         for key, row in _rows(store, prefix + shelf, found.now):
             kind, _, path = key.partition("/")
             generation, _, fact = path.rpartition("/")

@@ -12,8 +12,6 @@ import langchain_memkit
 from langchain_memkit.backends.sqlite.inspection import is_sqlite, tables_of
 from langchain_memkit.errors import ConfigurationError
 
-__all__ = ["COLLECTION", "Format", "Target", "check_target", "detect_format", "require_mongodb"]
-
 DATABASE = "chat_history"
 COLLECTION = "message_store"
 
@@ -144,8 +142,7 @@ def detect_format(
     if len(formats) == 1:
         return formats[0], None
     what = f"holds {' and '.join(formats)}" if formats else "holds no conversations that memkit knows"
-    msg = f"{place.label} {what}: say what is meant with {option}-format"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"{place.label} {what}: say what is meant with {option}-format")
 
 
 def _in_database(place: Target, wanted: Format | None, of_server: str) -> tuple[Format, str | None]:
@@ -167,11 +164,9 @@ def _in_database(place: Target, wanted: Format | None, of_server: str) -> tuple[
     where = f"{place.label}, {place.collection or f'database {place.database}'}"
     if not fitting:
         what = "conversations that memkit knows" if wanted is None else f"conversations kept as {wanted}"
-        msg = f"{where}, holds no {what}. Is that the right {of_server}database?"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{where}, holds no {what}. Is that the right {of_server}database?")
     listed = ", ".join(f"{name} ({f})" for name, f in fitting.items())
-    msg = f"{where}, holds {listed}: say which is meant with {of_server}collection"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"{where}, holds {listed}: say which is meant with {of_server}collection")
 
 
 def require_mongodb() -> ModuleType:

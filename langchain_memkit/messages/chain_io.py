@@ -11,7 +11,7 @@ from langchain_core import messages as core
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, BaseMessageChunk, HumanMessage
 from pydantic import BaseModel
 
-from langchain_memkit.base import describe_value
+from langchain_memkit.base import Messages, describe_value
 from langchain_memkit.errors import UnsupportedOutputError
 from langchain_memkit.messages.trimming import STATUS, same_message, whole_tool_groups
 
@@ -33,16 +33,12 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
     if isinstance(value, (list, tuple)):
         if value and isinstance(value[0], list):  # chat models are traced with a batch of one
             if len(value) != 1:
-                msg = f"Expected a single list of messages. Got {len(value)} lists."
-                raise ValueError(msg)
+                raise ValueError(f"Expected a single list of messages. Got {len(value)} lists.")
             value = value[0]
-        messages = None
         with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input
-            messages = core.convert_to_messages(list(value))
-        if messages is None:
-            msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
-            raise ValueError(msg)
-        return [_typed(message) for message in messages]
+            return [_typed(message) for message in core.convert_to_messages(list(value))]
+        msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
+        raise ValueError(msg)
     msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
     raise ValueError(msg)
 
@@ -105,9 +101,7 @@ def _from_dict(output: Mapping[str, Any], key: str | None) -> Any:
     raise UnsupportedOutputError(msg + "set output_messages_key", output=output)
 
 
-def without_echo(
-    output: Sequence[BaseMessage], shown: Sequence[BaseMessage], asked: Sequence[BaseMessage]
-) -> list[BaseMessage]:
+def without_echo(output: Messages, shown: Messages, asked: Messages) -> list[BaseMessage]:
     """Remove the messages that the chain was given and returns again, as a graph over `messages` does.
 
     Those of its input, `shown`, which `asked` ends, are recognised by id and content; without an id by content and
@@ -123,7 +117,7 @@ def without_echo(
     return rest[len(unnamed) :] if echoed else rest
 
 
-def aborted(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def aborted(messages: Messages) -> list[BaseMessage]:
     """Return the usable part of an interrupted answer, its last AI message marked as aborted; `[]` if there is none."""
     kept = [m for m in whole_tool_groups(messages) if m.content or not isinstance(m, AIMessage) or m.tool_calls]
     for i in reversed(range(len(kept))):
@@ -191,7 +185,7 @@ def _graph_updates(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     return {"messages": messages} if messages else None
 
 
-def _joined(chunks: Sequence[BaseMessage]) -> list[BaseMessage]:
+def _joined(chunks: Messages) -> list[BaseMessage]:
     """Merge the message chunks of a LangGraph `messages` stream by message id."""
     by_id: dict[str | None, BaseMessage] = {}
     for chunk in chunks:

@@ -99,8 +99,7 @@ def is_name(value: object) -> bool:
 def decode_message(data: object) -> BaseMessage:
     """Decode a message that `encode_message` encoded, from data that may be damaged."""
     if not isinstance(data, Mapping):
-        msg = f"a message should be a document, not {type(data).__name__}"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"a message should be a document, not {type(data).__name__}")
     try:
         fields = {str(k): decode_value(v) for k, v in data.items() if k not in ("role", "extra")}
         if OWN_ROLE in fields:
@@ -120,8 +119,7 @@ def decode_legacy_message(data: object) -> BaseMessage:
     This is how langchain-mongodb and most histories of langchain-community store messages.
     """
     if not (isinstance(data, Mapping) and isinstance(data.get("data"), Mapping)):
-        msg = "expected {'type': ..., 'data': {...}}"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError("expected {'type': ..., 'data': {...}}")
     fields = {str(k): v for k, v in data["data"].items() if k != "type"}
     cls = MESSAGE_TYPES.get(data["type"]) if type(data.get("type")) is str else None
     names = fields if cls is None else cls.model_fields  # read once, since each access computes it
@@ -136,8 +134,7 @@ def decode_legacy_message(data: object) -> BaseMessage:
         msg = f"its id is no text but a {type(name).__name__}" if type(name) is not str else "its id is no UTF-8"
         raise MessageDecodeError(msg)
     if odd := _odd_text(fields):
-        msg = f"it holds a {odd} where text belongs"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"it holds a {odd} where text belongs")
     return _build(data.get("type"), known, extra)
 
 
@@ -154,11 +151,9 @@ def _odd_text(value: object, depth: int = 0) -> str | None:
 def _build(role: object, fields: Encoded, extra: object) -> BaseMessage:
     cls = MESSAGE_TYPES.get(role) if type(role) is str else None
     if cls is None:
-        msg = f"unknown message type{f' {role!r}' if is_name(role) else ''}"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"unknown message type{f' {role!r}' if is_name(role) else ''}")
     if not isinstance(extra, dict) or any(not isinstance(k, str) or k in cls.model_fields for k in extra):
-        msg = f"unexpected extra fields in a {role} message"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"unexpected extra fields in a {role} message")
     message, problem = None, ""
     try:
         # Validated, so that a damaged row cannot become a message that breaks later.
@@ -168,8 +163,7 @@ def _build(role: object, fields: Encoded, extra: object) -> BaseMessage:
         problem = f"{type(error).__name__} {', '.join(where[:3])}"
     # Outside the handler, since the original error quotes the stored value and would become the context.
     if message is None:
-        msg = f"not a valid {role} message ({problem})"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"not a valid {role} message ({problem})")
     # Validators derive fields from others (tool calls from additional_kwargs), but the stored values take precedence,
     # since the message must come back exactly.
     for name, default in DEFAULTS[cls].items():
@@ -195,9 +189,7 @@ def encode_value(value: object, path: str, depth: int = 0) -> Any:
         return float(value)
     if isinstance(value, list):
         return [encode_value(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return _encode_dict(value, path, depth)
-    return _encode_special(value, path, depth)
+    return _encode_dict(value, path, depth) if isinstance(value, dict) else _encode_special(value, path, depth)
 
 
 def _tagged(kind: str, value: object) -> Encoded:
@@ -224,9 +216,7 @@ def _encode_dict(value: Mapping[object, object], path: str, depth: int) -> Encod
 
 def _is_plain_key(key: object) -> bool:
     """Return False for keys that MongoDB reads as operators or paths, or that look like the tag: they go into pairs."""
-    if not isinstance(key, str) or "." in key or "\x00" in key or key.startswith("$") or key == TAG:
-        return False
-    return _is_utf8(key)
+    return isinstance(key, str) and not ("." in key or "\x00" in key or key[:1] == "$" or key == TAG) and _is_utf8(key)
 
 
 def _is_utf8(key: str) -> bool:
@@ -276,5 +266,4 @@ def decode_value(value: Any) -> Any:
         return {key: decode_value(item) for key, item in value.items()}
     if isinstance(value, int):  # a driver's own int class
         return int(value)
-    msg = f"{kind.__name__} is not a stored type"
-    raise TypeError(msg)
+    raise TypeError(f"{kind.__name__} is not a stored type")

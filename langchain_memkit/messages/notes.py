@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
+from langchain_memkit.base import Messages
 from langchain_memkit.messages.text import message_text, one_line, quote_lines, role_of
 from langchain_memkit.messages.trimming import RESULTS, STATUS, group_starts, is_summary, note_id
 from langchain_memkit.messages.trimming import is_note as is_note
@@ -243,7 +244,7 @@ UNNAMED = 50  # newest messages without an id that are compared by text
 NAMED = 500  # newest messages with an id that are compared by text
 
 
-def compose_notes(loaded: Sequence[Record], shown: Sequence[BaseMessage] = ()) -> HumanMessage | None:
+def compose_notes(loaded: Sequence[Record], shown: Messages = ()) -> HumanMessage | None:
     """Compose one note from the records that the `shown` rest of the prompt does not hold; None if there are none."""
     kept = new_records(loaded, shown)
     return note_message(kept) if kept else None
@@ -291,9 +292,7 @@ def insert_note(
     return (past, [*asked[:lead], note, *asked[lead:]]) if lead else ([*past, note], asked)
 
 
-def new_records(
-    records: Sequence[Record], shown: Sequence[BaseMessage] = (), told: Iterable[Record] = ()
-) -> list[Record]:
+def new_records(records: Sequence[Record], shown: Messages = (), told: Iterable[Record] = ()) -> list[Record]:
     """Deduplicate recalled records, in order, against each other and the prompt: its messages, and the records `told`.
 
     A record of several messages is left out if each of them is known; so is a message that such a record contains.
@@ -322,7 +321,7 @@ def new_records(
 class _Known:
     """The contents that a model sees already: the messages of the prompt, and the records that were kept."""
 
-    def __init__(self, shown: Sequence[BaseMessage], ids: set[str]) -> None:
+    def __init__(self, shown: Messages, ids: set[str]) -> None:
         self._shown = shown
         self._by_id = {m.id: _plain(message_text(m)) for m in shown if m.id and m.id in ids}
         self._unnamed = [_plain(message_text(m)) for m in [m for m in shown if not m.id][-UNNAMED:]]

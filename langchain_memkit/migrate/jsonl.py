@@ -25,11 +25,11 @@ from langchain_memkit.migrate.sources import AnyFactory, checked, history_source
 from langchain_memkit.migrate.transfer import Advance, MigrationReport, copy_turns, reported
 from langchain_memkit.stores.history_rows import SessionScope, read_turn
 
-__all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
-
 PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
 Data: TypeAlias = dict[str, object]
 """A line, parsed."""
+Line: TypeAlias = tuple[int, SessionScope, Data]
+"""The number of a line, the session of its turn, and what it holds."""
 
 EXPORT_VERSION = 1
 MAX_LINE_BYTES = 32 * 2**20
@@ -160,7 +160,7 @@ def import_history(
                 report.skipped.append(f"session {scope.session_id!r}: {error}")
                 continue
             turns = (turn_of_line(data, f"line {number}", history.token_counter) for number, _, data in found)
-            copy_turns(reported(turns, report), history, report, counted=True)
+            copy_turns(reported(turns, report, "", lambda n: None), history, report, counted=True)
         report.sessions = len(seen)
     return report
 
@@ -197,8 +197,7 @@ def open_for_writing(path_or_file: PathOrFile) -> Iterator[TextIO]:
                 os.fsync(number)
         Path(part).replace(path)
     except OSError as error:
-        msg = f"cannot write {path}: {error.strerror or error}"
-        raise HistoryWriteError(msg) from error
+        raise HistoryWriteError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         if part:
             Path(part).unlink(missing_ok=True)  # the remains of an export that failed
@@ -223,8 +222,7 @@ def open_for_reading(path_or_file: PathOrFile) -> Iterator[tuple[TextIO, int | N
         ):
             yield text, None if is_packed else path.stat().st_size
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror or error}"
-        raise HistoryReadError(msg) from error
+        raise HistoryReadError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # -- lines
@@ -258,9 +256,7 @@ def turn_of_line(data: Data, where: str, counter: TokenCounter) -> Turn:
     return turn
 
 
-def _lines(
-    texts: Iterator[str | None], max_line_bytes: int | None, report: MigrationReport
-) -> Iterator[tuple[int, SessionScope, Data]]:
+def _lines(texts: Iterator[str | None], max_line_bytes: int | None, report: MigrationReport) -> Iterator[Line]:
     """Iterate over the turns with their lines' numbers; check header and end line, and report damaged lines."""
     _check_header(next(texts, None), max_line_bytes)
     ended, number = False, 1
@@ -281,18 +277,15 @@ def _parsed(text: str | None, max_line_bytes: int | None) -> Data:
     """Parse a line; None stands for one that is too long."""
     if text is None:
         name = "max_line_bytes= (memkit import --max-line)"
-        msg = f"longer than {_size(max_line_bytes or 0)}, so left out: {name} sets the limit"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError(f"longer than {_size(max_line_bytes or 0)}, so left out: {name} sets the limit")
     try:
         text.encode()  # the file was opened with surrogateescape, so invalid UTF-8 shows as lone surrogates
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         whole = "damaged" if text.endswith("\n") else "cut off"
-        msg = f"{whole} ({type(error).__name__})"
-        raise MessageDecodeError(msg) from error
+        raise MessageDecodeError(f"{whole} ({type(error).__name__})") from error
     if not isinstance(data, dict):
-        msg = "no JSON object"
-        raise MessageDecodeError(msg)
+        raise MessageDecodeError("no JSON object")
     return data
 
 
@@ -312,8 +305,7 @@ def _check_header(text: str | None, max_line_bytes: int | None) -> None:
         data = _parsed(text, max_line_bytes)
     version = data.get("v")
     if data.get("memkit") != "export" or not isinstance(version, int):
-        msg = "this is no export of memkit: its first line is not the header"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("this is no export of memkit: its first line is not the header")
     if version > EXPORT_VERSION:
         msg = f"this export was written by a newer memkit (format {version}); this one reads {EXPORT_VERSION}"
         raise ConfigurationError(msg)
@@ -330,29 +322,24 @@ def _texts(
     most = sys.maxsize - 1 if max_line_bytes is None else max_line_bytes
     try:
         while text := file.readline(most + 1):
-            rest, size = text, _bytes_of(text)
+            rest, size = text, len(text.encode("utf-8", "surrogatepass"))
             is_long = size > most
             while is_long and rest and not rest.endswith("\n"):
                 rest = file.readline(PIECE)
-                size += _bytes_of(rest)
+                size += len(rest.encode("utf-8", "surrogatepass"))
             total += size
             advance(size)
             if max_bytes is not None and total > max_bytes:
-                msg = (
+                raise HistoryReadError(
                     f"the export is larger than {_size(max_bytes)}: what was read so far is stored. max_bytes= "
                     "(memkit import --max-size) sets the limit, and the next run goes on"
                 )
-                raise HistoryReadError(msg)
             yield None if is_long else text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         msg = f"the compressed file is cut off or damaged ({type(error).__name__})"
         if not total:
             raise HistoryReadError(msg) from error
         report.skipped.append(msg)
-
-
-def _bytes_of(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _size(number: int) -> str:

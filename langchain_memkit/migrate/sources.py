@@ -98,6 +98,10 @@ class ConversationSource:
     size: Callable[[], int | None] = lambda: None
 
 
+AnySource: TypeAlias = AnyFactory | ConversationSource
+"""What `migrate` reads: a factory of any of memkit's histories, or a source."""
+
+
 def history_source(factory: AnyFactory, user_id: str | None = None, *, native_only: bool = False) -> ConversationSource:
     """Return a source over memkit's histories, hidden turns included; a subclass is read through its `messages`."""
     store = factory.turn_store
@@ -150,8 +154,7 @@ def checked(factory: object, name: str = "factory", other: str = "") -> AnyFacto
     """Return the argument if it is a factory of memkit's histories; raise a ConfigurationError if not."""
     if not isinstance(factory, HistoryFactory):
         found = describe_type(factory, HistoryFactory)
-        msg = f"{name} must be a factory of our histories, X.factory(...){other}, not {found}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a factory of our histories, X.factory(...){other}, not {found}")
     return factory
 
 

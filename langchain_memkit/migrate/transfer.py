@@ -16,11 +16,9 @@ from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.messages.trimming import same_messages
 from langchain_memkit.migrate import sources
-from langchain_memkit.migrate.sources import AnyFactory, Conversation, ConversationSource, in_thread, whole_turns
+from langchain_memkit.migrate.sources import AnyFactory, AnySource, Conversation, in_thread, whole_turns
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
-
-__all__ = ["MigrationReport", "amigrate", "migrate"]
 
 
 @dataclass
@@ -60,9 +58,7 @@ BATCH_TURNS = 500
 BATCH_MESSAGES = 2_000
 
 
-def copy_turns(
-    turns: Iterable[Turn], target: TurnHistory, report: MigrationReport, *, counted: bool = False
-) -> list[str]:
+def copy_turns(turns: Iterable[Turn], target: TurnHistory, report: MigrationReport, *, counted: bool) -> list[str]:
     """Copy the turns of one session into one of memkit's histories, and return the keys of those that arrived.
 
     Single messages of other packages are grouped into turns. `counted` says whether the turns' token counts, if they
@@ -177,12 +173,7 @@ def _batches(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
 
 
 def migrate(
-    source: AnyFactory | ConversationSource,
-    target: AnyFactory,
-    *,
-    user_id: str | None = None,
-    dry_run: bool = False,
-    progress: bool = True,
+    source: AnySource, target: AnyFactory, *, user_id: str | None = None, dry_run: bool = False, progress: bool = True
 ) -> MigrationReport:
     """Copy every conversation of one store into another.
 
@@ -263,14 +254,11 @@ def _move(
     return copy_turns(turns, history, report, counted=same_counter(conversation.counter, history.token_counter))
 
 
-def reported(
-    turns: Iterable[Turn], report: MigrationReport, where: str = "", advance: Advance | None = None
-) -> Iterator[Turn]:
+def reported(turns: Iterable[Turn], report: MigrationReport, where: str, advance: Advance) -> Iterator[Turn]:
     """Report the problems of turns, and pass on those that hold messages."""
     for turn in turns:
         report.skipped += [f"{where}{problem}" for problem in turn.problems]
-        if advance is not None:
-            advance(1)
+        advance(1)
         if turn.messages:
             yield turn
 
@@ -293,8 +281,7 @@ def _is_way_back(begin: AnyFactory, end: AnyFactory, user_id: str | None) -> boo
         return True
     if layouts == ("turns", "turns") and user_id is not None:
         return False  # conversations without an owner are assigned to a user
-    msg = (
+    raise ConfigurationError(
         "source and target are the same place, and there is nothing to move: rows of langchain-mongodb are read there. "
         "With user_id= (--user) what belongs to nobody is given to that user"
     )
-    raise ConfigurationError(msg)

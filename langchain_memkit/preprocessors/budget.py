@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
@@ -12,21 +12,13 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit import base
 from langchain_memkit._sync import Step, cpu_bound
-from langchain_memkit.base import CONTEXT, HistoryMessages, TokenCounter, TokenCounterLike, TurnContext, Window
+from langchain_memkit.base import HistoryMessages, Messages, TokenCounter, TokenCounterLike, TurnContext, Window
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.messages import trimming
+from langchain_memkit.messages import tokens, trimming
 from langchain_memkit.messages.notes import fitting_records, is_note, note_message, records_of
-from langchain_memkit.messages.tokens import (
-    approximate_tokens,
-    count_tokens,
-    count_tool_tokens,
-    counter_name,
-    resolve_counter,
-)
 from langchain_memkit.messages.trimming import Size, find_cut_point, is_summary
 
 T = TypeVar("T")
-Messages: TypeAlias = Sequence[BaseMessage]
 
 EVENT = "memkit_context"
 
@@ -40,20 +32,19 @@ def as_messages(value: object) -> list[BaseMessage]:
     if isinstance(value, PromptValue):
         value = value.to_messages()
     if not isinstance(value, (list, tuple)):
-        msg = f"a preprocessor takes a list of messages, not {type(value).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"a preprocessor takes a list of messages, not {type(value).__name__}")
     given = value if isinstance(value, list) else list(value)
     looked_at = given if len(given) <= 500 else (given[0], given[-1])
     return given if all(isinstance(m, BaseMessage) for m in looked_at) else convert_to_messages(given)
 
 
-def token_sizes(messages: Sequence[BaseMessage], counter: TokenCounter) -> Size:
+def token_sizes(messages: Messages, counter: TokenCounter) -> Size:
     """Return the token counts of messages by index: the stored counts if the same counter made them, else new ones."""
-    name = counter_name(counter)
+    name = tokens.counter_name(counter)
     if not (isinstance(messages, HistoryMessages) and messages.counter == name and "<" not in name):
-        return lambda i: count_tokens([messages[i]], counter)[0]
+        return lambda i: tokens.count_tokens([messages[i]], counter)[0]
     stored = messages
-    return lambda i: stored.tokens[i] if stored.knows(i) else count_tokens([stored[i]], counter)[0]
+    return lambda i: stored.tokens[i] if stored.knows(i) else tokens.count_tokens([stored[i]], counter)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +58,25 @@ class Budget:
     @classmethod
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
         """Validate the arguments of a preprocessor."""
-        resolved = resolve_counter(counter)
-        reserved = base.check_size(reserve_tokens, "reserve_tokens", 0) + count_tool_tokens(tools or (), resolved)
+        counted = tokens.resolve_counter(counter)
+        reserved = base.check_size(reserve_tokens, "reserve_tokens", 0) + tokens.count_tool_tokens(tools or (), counted)
         if base.check_size(max_tokens, "max_tokens", 1) <= reserved:
             msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {reserved}"
             raise ConfigurationError(msg)
-        return cls(max_tokens, reserved, resolved)
+        return cls(max_tokens, reserved, counted)
 
     @property
     def counts_messages(self) -> bool:
         """Return whether the budget counts messages instead of tokens (`token_counter=len`)."""
         return self.counter is len
 
-    def tokens(self, messages: Sequence[BaseMessage]) -> int:
+    def tokens(self, messages: Messages) -> int:
         """Return the total token count of some messages."""
-        return sum(count_tokens(messages, self.counter))
+        return sum(tokens.count_tokens(messages, self.counter))
 
     def counting(self, function: Callable[[], T]) -> Step[T]:
         """Make a step of a function that counts tokens; async, a custom counter runs in a thread: it may do I/O."""
-        return cpu_bound(function, long=not (self.counts_messages or self.counter is approximate_tokens))
+        return cpu_bound(function, long=not (self.counts_messages or self.counter is tokens.approximate_tokens))
 
     def usable(self, scale: float = 1.0) -> int:
         """Return the tokens for everything but the answer and the schemas of tools; `scale` is the share to use."""
@@ -126,12 +117,10 @@ class Budget:
         newest = self.tokens(dialogue[lead + starts[-1] :]) if starts else 0
         return min(self.tokens(notes), free - max(free // 2, newest if newest <= free else 0))
 
-    def fit_note(
-        self, note: BaseMessage | None, shown: Messages, scale: float, remarks: list[str]
-    ) -> BaseMessage | None:
+    def fit_note(self, note: BaseMessage | None, shown: Messages, scale: float, lines: list[str]) -> BaseMessage | None:
         """Return a note with those of its records that fit beside the `shown` messages; None if it has none.
 
-        `remarks` receives a line that tells how many were left out.
+        `lines` receives a line that tells how many were left out.
         """
         if note is None or self.counts_messages:
             return note
@@ -141,7 +130,7 @@ class Budget:
         records = records_of(note)
         kept = fitting_records(records, lambda some: self.tokens([note_message(some)]) <= left)
         number = len(records) - len(kept)
-        remarks.append(f"{number:,} of {len(records):,} recalled records do not fit into the budget and are left out")
+        lines.append(f"{number:,} of {len(records):,} recalled records do not fit into the budget and are left out")
         return note_message(kept) if kept else None
 
     def fit_run(self, own: list[BaseMessage], past: Messages, notes: Messages, scale: float) -> list[BaseMessage]:
@@ -158,9 +147,7 @@ class Budget:
     def window(self, config: RunnableConfig | None) -> Window:
         """Return the part of the history to read: the newest rows that fill the budget."""
         room = max(self.room(config, (), new_input(config, ()))[0], 0)
-        if self.counts_messages:
-            return Window(max_messages=room)
-        return Window(max_tokens=room, counter=self.counter)
+        return Window(max_messages=room) if self.counts_messages else Window(max_tokens=room, counter=self.counter)
 
 
 def budgets_of(preprocessor: object) -> list[Budget]:
@@ -169,12 +156,12 @@ def budgets_of(preprocessor: object) -> list[Budget]:
     return [step.budget for step in steps if isinstance(getattr(step, "budget", None), Budget)]
 
 
-def input_length(messages: Sequence[BaseMessage]) -> int:
+def input_length(messages: Messages) -> int:
     """Return the number of messages before the first answer: a run's input, which its loop of tool calls follows."""
     return next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
 
 
-def new_input(config: RunnableConfig | None, given: Sequence[BaseMessage]) -> list[BaseMessage]:
+def new_input(config: RunnableConfig | None, given: Messages) -> list[BaseMessage]:
     """Return the turn's new input if it will follow `given`, that is if these are (part of) the turn's history.
 
     Anything else is the state of a running agent, or an unrelated list. Nothing follows it, and its own newest question
@@ -189,7 +176,7 @@ def new_input(config: RunnableConfig | None, given: Sequence[BaseMessage]) -> li
 
 def turn_context(config: RunnableConfig | None) -> TurnContext:
     """Return the turn's context from the config; an empty one if the preprocessor is piped by hand."""
-    context = ((config or {}).get("configurable") or {}).get(CONTEXT)
+    context = ((config or {}).get("configurable") or {}).get(base.CONTEXT)
     return context if isinstance(context, TurnContext) else TurnContext()
 
 
@@ -203,9 +190,9 @@ class ContextReport:
     given: list[BaseMessage]
     recalled: Messages  # notes that stood among the given messages
     spare: int  # tokens more that there are for what must be kept
-    kept: Sequence[BaseMessage] = ()  # the messages that it returned
+    kept: Messages = ()  # the messages that it returned
     summarized: int = 0  # messages that the summary covers, including those of earlier turns
-    covered: Sequence[BaseMessage] = ()  # those of `given` that the summary covers
+    covered: Messages = ()  # those of `given` that the summary covers
     notes: list[str] = field(default_factory=list)  # problems, one line each
 
     def event(self) -> dict[str, Any]:
@@ -214,16 +201,16 @@ class ContextReport:
         whole = {id(m) for m in self.given}
         # Messages are compared by identity, since ids may occur twice; only shortened copies are recognized by id.
         known = {m.id for m in self.kept if m.id and id(m) not in whole}
-        tokens = {"system": 0, "summary": 0, "history": 0}
-        for message, count in zip(self.kept, count_tokens(self.kept, self.budget.counter), strict=True):
-            tokens[part_of(message)] = tokens.get(part_of(message), 0) + count
+        parts = {"system": 0, "summary": 0, "history": 0}
+        for message, count in zip(self.kept, tokens.count_tokens(self.kept, self.budget.counter), strict=True):
+            parts[part_of(message)] = parts.get(part_of(message), 0) + count
         dropped = [m.id for m in self.given if id(m) not in kept_ids and m.id not in known]
         return {
             "preprocessor": self.preprocessor,
             "max_tokens": self.budget.max_tokens,
             "room": self.room,
             "reserved": self.budget.reserved,
-            "tokens": tokens,
+            "tokens": parts,
             "kept": len(self.kept),
             "dropped": len(dropped),
             "summarized": self.summarized,

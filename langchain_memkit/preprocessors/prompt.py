@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, ToolMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 
-from langchain_memkit.base import check_prompt
+from langchain_memkit.base import Messages, check_prompt
 from langchain_memkit.messages.text import escaped, message_text, quote_lines, role_of
 from langchain_memkit.messages.trimming import STATUS, SUMMARY, group_starts, is_notification
 
@@ -25,6 +25,10 @@ HOLDERS = {"conversation", "chat_history"}  # of the new messages
 VARIABLES = HOLDERS | {"summary", "words"}
 MAX_NAME = 80
 LISTS = ("tool_calls", "invalid_tool_calls", "tool_call_chunks")
+
+
+Measure: TypeAlias = Callable[[BaseMessage], int]
+"""A function from a message to its number of tokens."""
 
 
 class Chunk(NamedTuple):
@@ -46,7 +50,7 @@ class SummaryPrompt:
         needs = "'chat_history' (messages) or 'conversation' (text), and may take 'summary' and 'words'"
         self._takes = check_prompt(prompt, VARIABLES, lambda takes: takes <= VARIABLES and takes & HOLDERS, needs)
 
-    def build(self, summary: str, messages: Sequence[BaseMessage], words: int) -> PromptValue | list[HumanMessage]:
+    def build(self, summary: str, messages: Messages, words: int) -> PromptValue | list[HumanMessage]:
         """Build the model's input. Messages are inserted as values, so braces in them are no template variables."""
         text = "\n".join(line_of(message) for message in messages)
         if isinstance(self._instruction, str):
@@ -87,15 +91,13 @@ def plain(message: BaseMessage) -> BaseMessage:
     return AIMessage(message_text(message) if isinstance(message, AIMessage) else line_of(message))
 
 
-def chunks_of(
-    messages: Sequence[BaseMessage], sizes: Sequence[int], capacity: int, count: Callable[[BaseMessage], int]
-) -> Iterator[Chunk]:
+def chunks_of(messages: Messages, sizes: Sequence[int], capacity: int, count: Measure) -> Iterator[Chunk]:
     """Split messages into chunks of at most `capacity` tokens: at tool groups, else messages, else within a message."""
     taken: list[BaseMessage] = []
     used, reached = 0, None
     for begin, end in pairwise([*group_starts(messages), len(messages)]):
         # Units that go into one call, each with its tokens and its end (None within a tool group).
-        units: list[tuple[Sequence[BaseMessage], int, int | None]]
+        units: list[tuple[Messages, int, int | None]]
         units = [(messages[begin:end], sum(sizes[begin:end]), end)]
         if units[0][1] > capacity:
             pieces = [p for i in range(begin, end) for p in pieces_of(messages[i], sizes[i], capacity, count)]
@@ -111,9 +113,7 @@ def chunks_of(
         yield Chunk(taken, reached)
 
 
-def pieces_of(
-    message: BaseMessage, tokens: int, capacity: int, count: Callable[[BaseMessage], int]
-) -> list[tuple[BaseMessage, int]]:
+def pieces_of(message: BaseMessage, tokens: int, capacity: int, count: Measure) -> list[tuple[BaseMessage, int]]:
     """Split a message that is too long for one call into several that fit, with their tokens."""
     text = message_text(message)
     if tokens <= capacity or len(text) < 2:

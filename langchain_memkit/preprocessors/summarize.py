@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,30 +14,16 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
-from langchain_core.stores import BaseStore
 
-from langchain_memkit import base
-from langchain_memkit._sync import (
-    ClosingMixin,
-    Flow,
-    Step,
-    adrive,
-    arun_step,
-    drive,
-    dry_run,
-    in_daemon_thread,
-    run_step,
-)
-from langchain_memkit.base import Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit import _sync, base
+from langchain_memkit.base import Messages, Now, TokenCounterLike, Window, check_id, user_prefix, utc_now
+from langchain_memkit.errors import logger
 from langchain_memkit.preprocessors.budget import Budget, ContextReport
 from langchain_memkit.preprocessors.prompt import SummaryPrompt, summary_message
 from langchain_memkit.preprocessors.summarizer import Summarizer, SummaryTrigger, Threshold
 from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryKey, SummaryStore
 from langchain_memkit.preprocessors.trim import OnOverflow, TrimPreprocessor
-from langchain_memkit.stores.in_memory import MemoryStore
-
-logger = logging.getLogger("langchain_memkit")
+from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
 Work: TypeAlias = "Future[None] | asyncio.Task[None]"
 """A job of a thread, or a task of an event loop."""
@@ -51,7 +36,7 @@ class Background:
         self._running: dict[SummaryKey, Work] = {}
         self._lock = threading.Lock()
 
-    def begin(self, place: SummaryKey, make_flow: Callable[[], Flow[None]]) -> Step[None]:
+    def begin(self, place: SummaryKey, make_flow: Callable[[], _sync.Flow[None]]) -> _sync.Step[None]:
         """Make a flow and start it in the background, unless a job is running for this conversation."""
 
         def start(run: Callable[[], Work]) -> None:
@@ -65,11 +50,12 @@ class Background:
                     logger.warning("no summary is written in the background: %s", error)
 
         async def abegin() -> None:
-            start(lambda: asyncio.create_task(adrive(make_flow()), name="memkit-summary"))
+            start(lambda: asyncio.create_task(_sync.adrive(make_flow()), name="memkit-summary"))
 
-        return Step(lambda: start(lambda: in_daemon_thread(lambda: drive(make_flow()), "memkit-summary")), abegin)
+        in_thread = partial(_sync.in_daemon_thread, lambda: _sync.drive(make_flow()), "memkit-summary")
+        return _sync.Step(lambda: start(in_thread), abegin)
 
-    def wait(self, match: Callable[[SummaryKey], bool] = lambda _: True) -> Step[None]:
+    def wait(self, match: Callable[[SummaryKey], bool] = lambda _: True) -> _sync.Step[None]:
         """Wait for the jobs of matching conversations, except tasks of another event loop, which cannot be awaited."""
 
         def found() -> list[Work]:
@@ -85,14 +71,14 @@ class Background:
                 await asyncio.wait(tasks)
             await asyncio.to_thread(join)
 
-        return Step(join, ajoin)
+        return _sync.Step(join, ajoin)
 
 
 def _is_busy(work: Work) -> bool:
     return not (work.done() or (isinstance(work, asyncio.Task) and work.get_loop().is_closed()))
 
 
-class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
+class HistoryPreprocessor(_sync.ClosingMixin, TrimPreprocessor):
     """Runnable that trims and summarizes; created by `create_history_preprocessor`."""
 
     name = "summarize"
@@ -108,27 +94,27 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
 
     def clear(self, session_id: str, user_id: str | None = None) -> None:
         """Delete the summaries of a session; those of a cleared history are never used again anyway."""
-        drive(self._clear(session_id, user_id))
+        _sync.drive(self._clear(session_id, user_id))
 
     async def aclear(self, session_id: str, user_id: str | None = None) -> None:
         """Run `clear` asynchronously."""
-        await adrive(self._clear(session_id, user_id))
+        await _sync.adrive(self._clear(session_id, user_id))
 
     def purge(self, user_id: str) -> Mapping[str, int]:
         """Delete a user's summaries and return how many, as `{"summaries": n}`. Can be passed to `purge_user`."""
-        return drive(self._purge(check_id(user_id, "user_id")))
+        return _sync.drive(self._purge(check_id(user_id, "user_id")))
 
     async def apurge(self, user_id: str) -> Mapping[str, int]:
         """Run `purge` asynchronously."""
-        return await adrive(self._purge(check_id(user_id, "user_id")))
+        return await _sync.adrive(self._purge(check_id(user_id, "user_id")))
 
     def close(self) -> None:
         """Wait for summaries that threads are writing in the background."""
-        run_step(self._background.wait())
+        _sync.run_step(self._background.wait())
 
     async def aclose(self) -> None:
         """Wait for summaries that are being written in the background, by tasks of this event loop or by threads."""
-        await arun_step(self._background.wait())
+        await _sync.arun_step(self._background.wait())
 
     async def _clear(self, session_id: str, user_id: str | None) -> None:
         user = "" if user_id is None else check_id(user_id, "user_id")
@@ -155,9 +141,7 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
             return self.budget.window(config)
         return Window(after=known.position, summary=known) if known else Window()
 
-    async def _view(
-        self, report: ContextReport, follows: Sequence[BaseMessage], config: RunnableConfig
-    ) -> list[BaseMessage]:
+    async def _view(self, report: ContextReport, follows: Messages, config: RunnableConfig) -> list[BaseMessage]:
         """Return the system messages, the summary and the messages that it does not cover."""
         place = SummaryKey.of(config)
         try:
@@ -197,7 +181,7 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
             if not length:
                 break
             if fits and self._mode == "background":
-                if not dry_run.get():
+                if not _sync.dry_run.get():
                     await self._background.begin(talk.place, beside)
                 break
             # Before calling the model inline, wait for a running background job and take over its summary: it may make
@@ -211,7 +195,7 @@ class HistoryPreprocessor(ClosingMixin, TrimPreprocessor):
             talk, good = await self._summarizer.compact(talk, sizes, length, notes, config)
         return talk
 
-    def _pending(self, talk: SummarizedConversation, room: int, asked: bool) -> Step[tuple[list[int], int, bool]]:
+    def _pending(self, talk: SummarizedConversation, room: int, asked: bool) -> _sync.Step[tuple[list[int], int, bool]]:
         """Measure the body: token count of each message, how many messages to summarize, and whether all fits."""
         budget, rules = self.budget, self._summarizer.rules
 
@@ -236,7 +220,7 @@ def create_history_preprocessor(
     trigger: Threshold | None = None,
     keep: Threshold | None = None,
     prompt: str | BasePromptTemplate[Any] | None = None,
-    store: BaseStore[str, dict[str, Any]] | None = None,
+    store: DictStore | None = None,
     mode: Literal["inline", "background"] = "inline",
     token_counter: TokenCounterLike = None,
     reserve_tokens: int = 0,
@@ -304,12 +288,9 @@ def create_history_preprocessor(
         ['How are you?', 'Fine!']
     """
     base.check_one_of(mode, "mode", ("inline", "background"))
-    if store is not None and not isinstance(store, BaseStore):
-        msg = f"store must be a BaseStore of langchain_core.stores, not {base.describe_type(store, BaseStore)}"  # type: ignore[unreachable]  # callers without types
-        raise ConfigurationError(msg)
     base.check_seconds(timeout, "timeout", none="for the model's own")
     budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     rules = SummaryTrigger.of(budget, trigger, keep)
-    records = SummaryStore(MemoryStore() if store is None else store, now)
+    records = SummaryStore(store_or_memory(store), now)
     summarizer = Summarizer(coerce_to_runnable(llm), budget, rules, SummaryPrompt(prompt), records, timeout, now)
     return HistoryPreprocessor(summarizer, on_overflow, mode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +14,13 @@ from langchain_core.runnables.config import merge_configs
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
 from langchain_memkit.base import Now, TokenCounter, check_size, describe_error, same_conversation
-from langchain_memkit.errors import ConfigurationError, StaleTurnError
+from langchain_memkit.errors import ConfigurationError, StaleTurnError, logger
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
 from langchain_memkit.messages.trimming import find_cut_point
 from langchain_memkit.preprocessors.budget import Budget
 from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
 from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryRecord, SummaryStore
-
-logger = logging.getLogger("langchain_memkit")
 
 Threshold: TypeAlias = tuple[Literal["tokens", "messages"], int]
 """`("tokens", 4000)` or `("messages", 50)`."""
@@ -96,8 +93,7 @@ class SummaryTrigger:
 
 def _checked(value: object, name: str, least: int) -> Threshold:
     if not (isinstance(value, (tuple, list)) and len(value) == 2 and value[0] in ("tokens", "messages")):
-        msg = f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be ('tokens', n) or ('messages', n), not {value!r:.60}")
     return (value[0], check_size(value[1], f"{name}[1]", least))
 
 
@@ -139,9 +135,7 @@ class Summarizer:
                 first, last = talk.body[0].id, talk.body[added - 1].id
                 sources: dict[str, object] = {"messages": added, "first_id": first, "last_id": last}
                 lead = tuple(str(m.text) for m in talk.lead)
-                record = SummaryRecord(
-                    text, covered, digest, position, tokens, model, now, expires_at, sources=sources, lead=lead
-                )
+                record = SummaryRecord(text, covered, digest, position, tokens, model, now, expires_at, sources, lead)
                 talk = talk.advanced(await self._keep(talk, record, notes, config), added)
             is_done = True
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
@@ -167,19 +161,16 @@ class Summarizer:
         answer = await model_call(self.llm, prompt, call, self.timeout)
         text = answer_text(answer)
         if not text:
-            msg = "the model returned nothing"
-            raise ValueError(msg)
+            raise ValueError("the model returned nothing")
         if self.budget.counts_messages:
             return text
         # Cut it to about twice the requested length: a summary that grew at every turn would leave no room.
         most = 2 * self.rules.summary_tokens
-        tokens = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
-        if tokens <= most:
+        size = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
+        if size <= most:
             return text
-        logger.warning(
-            "a summary of %d tokens was cut to about %d; is the model told how long it may be?", tokens, most
-        )
-        return text[: len(text) * most // tokens] + " [...]"
+        logger.warning("a summary of %d tokens was cut to about %d; is the model told how long it may be?", size, most)
+        return text[: len(text) * most // size] + " [...]"
 
     async def _keep(
         self, talk: SummarizedConversation, record: SummaryRecord, notes: list[str], config: RunnableConfig
@@ -202,6 +193,5 @@ class Summarizer:
             view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
             if not view.epoch or not same_conversation(view.epoch, record.position.epoch):
                 await self.store.delete_all(f"{talk.place.prefix}{record.position.epoch}/")
-                msg = "the session was cleared meanwhile"
-                raise StaleTurnError(msg)
+                raise StaleTurnError("the session was cleared meanwhile")
         return added

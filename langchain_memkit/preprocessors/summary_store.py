@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,15 +13,14 @@ from urllib.parse import quote
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
-from langchain_core.stores import BaseStore
 
-from langchain_memkit._sync import Step, dry_run
+from langchain_memkit._sync import dry_run
 from langchain_memkit.base import HistoryMessages, Now, Position, TokenCounter, check_id, user_prefix
+from langchain_memkit.errors import logger
 from langchain_memkit.messages.trimming import leading_system_count
 from langchain_memkit.preprocessors.budget import token_sizes
 from langchain_memkit.preprocessors.prompt import summary_message
-
-logger = logging.getLogger("langchain_memkit")
+from langchain_memkit.stores.in_memory import DictStore, delete_keys, list_keys, read_values, write_values
 
 VERSION = 1
 LOOKED_AT = 32  # records read by a lookup: the furthest ones may be damaged, or of a newer version
@@ -44,10 +42,8 @@ class SummaryKey(NamedTuple):
         named = configurable.get("session_id", configurable.get("thread_id"))
         session_id = getattr(history, "session_id", None) or named
         user_id = getattr(history, "user_id", None) or configurable.get("user_id")
-        return cls(
-            "" if user_id is None else check_id(user_id, "user_id"),
-            "" if session_id is None else check_id(session_id, "session_id"),
-        )
+        ids = {"user_id": user_id, "session_id": session_id}
+        return cls(*("" if given is None else check_id(given, name) for name, given in ids.items()))
 
     @property
     def prefix(self) -> str:
@@ -109,18 +105,18 @@ def covered_end(key: str) -> str:
 class SummaryStore:
     """Summaries in any LangChain key-value store."""
 
-    def __init__(self, store: BaseStore[str, dict[str, Any]], now: Now) -> None:
+    def __init__(self, store: DictStore, now: Now) -> None:
         self._store = store
         self._now = now
 
     async def latest(self, place: SummaryKey) -> SummaryRecord | None:
         """Return the record that reaches furthest in a memkit history, or None."""
-        keys = [key for key in await self._keys(place.prefix) if not key.startswith(f"{place.prefix}list/")]
+        keys = [key for key in await list_keys(self._store, place.prefix) if not key.startswith(f"{place.prefix}list/")]
         return await self._first(keys, {})
 
     async def matching(self, place: SummaryKey, messages: Sequence[BaseMessage]) -> SummaryRecord | None:
         """Return the record that covers the longest prefix of a list of messages, or None."""
-        keys = await self._keys(f"{place.prefix}list/")  # of lists that are not memkit histories, without positions
+        keys = await list_keys(self._store, f"{place.prefix}list/")  # of other lists, without positions
         reach = {key: int(n) for key in keys if (n := covered_end(key).partition("-")[0]).isdecimal()}
         digests = prefix_hashes(messages, reach.values())
         # The key holds the digest's beginning, so records of other conversations that begin alike are never read.
@@ -158,10 +154,9 @@ class SummaryStore:
             await self.delete_all(place.prefix)
         # A record keeps the lead as plain text, which comes back as system messages: so only these may be in it.
         lead = next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
-        complete = window.max_messages is None and window.max_tokens is None
-        return SummarizedConversation(
-            place, messages[:lead], None, messages[lead:], [], messages, native=True, complete=complete
-        )
+        all_of_it = window.max_messages is None and window.max_tokens is None
+        head, body = messages[:lead], messages[lead:]
+        return SummarizedConversation(place, head, None, body, [], messages, native=True, complete=all_of_it)
 
     async def refresh(self, talk: SummarizedConversation) -> SummarizedConversation:
         """Apply a summary that was stored since the conversation was read, so that nothing is summarized twice."""
@@ -190,20 +185,19 @@ class SummaryStore:
         record = replace(record, sources=sources, key=key)
         if dry_run.get():
             return record
-        pair = [(key, record.to_dict())]
-        await Step(lambda: self._store.mset(pair), lambda: self._store.amset(pair))
+        await write_values(self._store, [(key, record.to_dict())])
         if previous is not None and (old := previous.sources.get("previous")) and old != key:
             await self._delete([str(old)])
         # Concurrent writers and edited lists leave records behind. Without a session id, conversations that begin
         # alike share the prefix: a limit would delete others' records.
-        if place.session_id and len(keys := await self._keys(place.prefix)) > MOST:
+        if place.session_id and len(keys := await list_keys(self._store, place.prefix)) > MOST:
             by_age = sorted((old.created_at, old.key) for old in await self._read(keys))
             await self._delete([key for _, key in by_age[:-MOST]])
         return record
 
     async def delete_all(self, prefix: str) -> int:
         """Delete all records under a key prefix; return how many."""
-        keys = await self._keys(prefix)
+        keys = await list_keys(self._store, prefix)
         await self._delete(keys)
         return len(keys)
 
@@ -211,19 +205,13 @@ class SummaryStore:
         """Return the sound records among these keys."""
         if not keys:
             return []
-        values = await Step(lambda: self._store.mget(keys), lambda: self._store.amget(keys))
+        values = await read_values(self._store, keys)
         found = [SummaryRecord.from_dict(value, key) for key, value in zip(keys, values, strict=True)]
         return [record for record in found if record is not None]
 
     async def _delete(self, keys: list[str]) -> None:
         if keys:
-            await Step(lambda: self._store.mdelete(keys), lambda: self._store.amdelete(keys))
-
-    async def _keys(self, prefix: str) -> list[str]:
-        async def collect() -> list[str]:
-            return [key async for key in self._store.ayield_keys(prefix=prefix)]
-
-        return await Step(lambda: list(self._store.yield_keys(prefix=prefix)), collect)
+            await delete_keys(self._store, keys)
 
 
 def prefix_hashes(messages: Sequence[BaseMessage], lengths: Iterable[int]) -> dict[int, str]:

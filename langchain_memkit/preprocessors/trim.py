@@ -11,19 +11,11 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._sync import adrive, drive, event
-from langchain_memkit.base import CONTEXT, TokenCounter, TokenCounterLike, Window, check_one_of
+from langchain_memkit.base import CONTEXT, Messages, TokenCounter, TokenCounterLike, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.trimming import Kinds, MessageType, is_note, is_summary, leading_system_count
-from langchain_memkit.preprocessors.budget import (
-    EVENT,
-    Budget,
-    ContextReport,
-    as_messages,
-    new_input,
-    token_sizes,
-    turn_context,
-)
+from langchain_memkit.preprocessors import budget as budgets
 
 OnOverflow: TypeAlias = Literal["keep", "raise"]
 
@@ -37,7 +29,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
     name = "trim"
 
     def __init__(
-        self, budget: Budget, on_overflow: OnOverflow, *, include_system: bool = True, start_on: Kinds = None
+        self, budget: budgets.Budget, on_overflow: OnOverflow, *, include_system: bool = True, start_on: Kinds = None
     ) -> None:
         policy: str = on_overflow
         if policy == "truncate_tool_results":
@@ -74,15 +66,16 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return await self._acall_with_config(lambda value, config: adrive(self._applied(value, config)), input, config)
 
     async def _applied(self, value: object, config: RunnableConfig) -> list[BaseMessage]:
-        messages, budget = as_messages(value), self.budget
-        follows = [] if isinstance(value, PromptValue) else new_input(config, messages)  # nothing follows a prompt
+        messages, budget = budgets.as_messages(value), self.budget
+        # Nothing follows a prompt.
+        follows = [] if isinstance(value, PromptValue) else budgets.new_input(config, messages)
         # Notes are no dialogue. They are searched for in the newest messages only, since the list may be long.
         newest = range(max(len(messages) - 500, 0), len(messages))
         places = [] if budget.counts_messages else [i for i in newest if is_note(messages[i])]
         notes = [messages[i] for i in places]
         given = [m for i, m in enumerate(messages) if i not in places] if places else messages
         room, spare = await budget.counting(lambda: budget.room(config, given, follows, notes))
-        report = ContextReport(str(self.name), budget, room, given, notes, spare)
+        report = budgets.ContextReport(str(self.name), budget, room, given, notes, spare)
         view = await self._view(report, follows, config)
 
         def fit() -> list[BaseMessage]:
@@ -95,7 +88,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
                 kept = [*kept[:after], *([fitting] if fitting else ()), *kept[after:]]
             return kept
 
-        context = turn_context(config)
+        context = budgets.turn_context(config)
         report.kept = await budget.counting(fit)
         if report.summarized and not any(map(is_summary, report.kept)):
             report.notes.append("the summary does not fit and is left out")
@@ -105,18 +98,16 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         # Building the event costs more than trimming, and the recorder of a turn's trace finds the report itself.
         in_turn = CONTEXT in (config.get("configurable") or {})
         if any(not (in_turn and getattr(handler, "finds_reports", False)) for handler in handlers):
-            await event(config, EVENT, await budget.counting(report.event))
+            await event(config, budgets.EVENT, await budget.counting(report.event))
         return list(report.kept)
 
     async def _view(
-        self, report: ContextReport, follows: Sequence[BaseMessage], config: RunnableConfig
+        self, report: budgets.ContextReport, follows: Messages, config: RunnableConfig
     ) -> list[BaseMessage]:
         """Return the messages to trim: the given ones."""
         return report.given
 
-    def trim(
-        self, messages: Sequence[BaseMessage], room: int, follows: Sequence[BaseMessage] = (), spare: int = 0
-    ) -> list[BaseMessage]:
+    def trim(self, messages: Messages, room: int, follows: Messages = (), spare: int = 0) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         `follows` is what will come after them: a new question (then none of `messages` must be kept) or tool results
@@ -132,8 +123,8 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
-    def _trim(self, messages: Sequence[BaseMessage], room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
-        size = token_sizes(messages, self.budget.counter)
+    def _trim(self, messages: Messages, room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
+        size = budgets.token_sizes(messages, self.budget.counter)
         lead = leading_system_count(messages) if self._include_system else 0
         fixed = sum(map(size, range(lead)))
         start, task, fits = trimming.find_cut_point(messages, size, room - fixed, lead=lead, start_on=self._start_on)
@@ -147,19 +138,16 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
         """Handle messages that must be kept but do not fit, as `on_overflow` says."""
-        total = self.budget.tokens(kept)
-        if total > room and asked:
+        tokens = self.budget.tokens
+        if asked and tokens(kept) > room:
             kept = kept[:lead]
-            total = self.budget.tokens(kept)
-        if total > room:
+        if tokens(kept) > room:
             kept = [m for i, m in enumerate(kept) if i >= lead or not is_summary(m)]
-            total = self.budget.tokens(kept)
-        if total > room and self._on_overflow == "raise":
-            msg = (
+        if self._on_overflow == "raise" and (total := tokens(kept)) > room:
+            raise ContextTooLargeError(
                 "what has to be kept (system lines, the newest question, results it waits for) is too large: "
                 f"{total} tokens of the history, and room for {max(room, 0)}"
             )
-            raise ContextTooLargeError(msg)
         return kept
 
 
@@ -215,6 +203,6 @@ def create_trim_preprocessor(
         ['How are you?', 'Fine!']
     """
     check_one_of(strategy, "strategy", ("last",))  # a memory keeps what is newest
-    budget = Budget.of(max_tokens, token_counter, reserve_tokens, tools)
+    budget = budgets.Budget.of(max_tokens, token_counter, reserve_tokens, tools)
     kinds = trimming.message_types(start_on, "start_on")
     return TrimPreprocessor(budget, on_overflow, include_system=include_system, start_on=kinds)

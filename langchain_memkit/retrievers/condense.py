@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
-from langchain_core.runnables.base import coerce_to_runnable
-from langchain_core.runnables.config import merge_configs, patch_config
+from langchain_core.runnables.base import Runnable, RunnableLambda, coerce_to_runnable
+from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs, patch_config
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from langchain_memkit._sync import CONDENSED, adrive, drive, event, internal_call, model_call
 from langchain_memkit.base import Memory, did_you_mean
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, logger
+from langchain_memkit.retrievers import rewriter
 from langchain_memkit.retrievers.expansion import Turn, expanded
 from langchain_memkit.retrievers.history import Past, as_messages, question_of, read_past
-from langchain_memkit.retrievers.rewriter import (
-    SCHEMA,
-    DecidedBy,
-    Mode,
-    QuestionPrompt,
-    RefusedError,
-    StandaloneQuestion,
-    question_of_answer,
-    refusal,
-    same_question,
-)
 from langchain_memkit.retrievers.search import search_documents
 from langchain_memkit.retrievers.standalone import stands_alone
-
-logger = logging.getLogger("langchain_memkit")
 
 Asked: TypeAlias = str | Mapping[str, Any]
 UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers that cannot do structured output
@@ -98,7 +83,7 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     retriever: Any = Field(repr=False)
     llm: Any = Field(default=None, repr=False)
-    mode: Mode = "auto"
+    mode: rewriter.Mode = "auto"
     prompt: Any = Field(default=None, repr=False)
     n: int = Field(default=3, ge=1)
     max_tokens: int = Field(default=1000, ge=1)
@@ -132,10 +117,9 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        QuestionPrompt(self.prompt)
+        rewriter.QuestionPrompt(self.prompt)
         if self.mode == "llm" and self.llm is None:
-            msg = 'mode="llm" needs an llm'
-            raise ConfigurationError(msg)
+            raise ConfigurationError('mode="llm" needs an llm')
         if not (self.history is None or isinstance(self.history, Memory) or hasattr(self.history, "add_messages")):
             msg = f"history must be a LangChain chat history or a memory, not {type(self.history).__name__}"
             raise ConfigurationError(msg)
@@ -165,7 +149,7 @@ class CondenseQuestionRetriever(BaseRetriever):
             rewrite: The model's rewrite.
             earlier: Earlier questions of the conversation, oldest first.
         """
-        return refusal(question, rewrite, earlier)
+        return rewriter.refusal(question, rewrite, earlier)
 
     # -- searching
 
@@ -195,17 +179,10 @@ class CondenseQuestionRetriever(BaseRetriever):
         return await adrive(self._documents(query, run_manager.get_child(), **kwargs))
 
     async def _documents(
-        self,
-        question: str,
-        callbacks: BaseCallbackManager,
-        *,
-        chat_history: object = None,
-        run_config: RunnableConfig | None = None,
-        k: int | None = None,
-        **options: Any,
+        self, question: str, callbacks: Any, *, chat_history: object = None, k: int | None = None, **options: Any
     ) -> list[Document]:
         # Model and inner retriever run as children of this run, with the caller's config otherwise.
-        config = patch_config(run_config, callbacks=callbacks)
+        config = patch_config(options.pop("run_config", None), callbacks=callbacks)
         found, past = await self._condensed(question, chat_history, config)
         if found.by != "off":
             await event(config, CONDENSED, asdict(found))
@@ -219,7 +196,7 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     def condense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
-    ) -> StandaloneQuestion:
+    ) -> rewriter.StandaloneQuestion:
         """Make a question standalone without searching: return it, what would be searched for, and why.
 
         Args:
@@ -240,16 +217,17 @@ class CondenseQuestionRetriever(BaseRetriever):
 
     async def acondense_question(
         self, question: str, chat_history: Any = None, config: RunnableConfig | None = None
-    ) -> StandaloneQuestion:
+    ) -> rewriter.StandaloneQuestion:
         """Run `condense_question` asynchronously."""
         return (await adrive(self._condensed(question, chat_history, ensure_config(config))))[0]
 
     async def _condensed(
         self, question: str, chat_history: object, config: RunnableConfig
-    ) -> tuple[StandaloneQuestion, Past]:
+    ) -> tuple[rewriter.StandaloneQuestion, Past]:
         """Make the question standalone, and return it with the conversation before it."""
         if self.mode == "off":
-            return StandaloneQuestion(question, question, False, "off", "it is switched off", 0.0, question), Past()
+            off = rewriter.StandaloneQuestion(question, question, False, "off", "it is switched off", 0.0, question)
+            return off, Past()
         if chat_history is None and self.history is not None:
             chat_history = await read_past(self.history, question)
         past = Past.of(as_messages(chat_history), skip_answered=self.skip_answered)
@@ -257,9 +235,9 @@ class CondenseQuestionRetriever(BaseRetriever):
         text, by, reason = await self._decided(question, past, config)
         seconds = time.perf_counter() - begun
         searched_for = expanded(text, past.turns, past.strength) if by == "weighted" else text
-        return StandaloneQuestion(text, question, text != question, by, reason, seconds, searched_for), past
+        return rewriter.StandaloneQuestion(text, question, text != question, by, reason, seconds, searched_for), past
 
-    async def _decided(self, question: str, past: Past, config: RunnableConfig) -> tuple[str, DecidedBy, str]:
+    async def _decided(self, question: str, past: Past, config: RunnableConfig) -> tuple[str, rewriter.DecidedBy, str]:
         """Return the question, who decided on it, and why. A model's failure falls back to weighted terms.
 
         The gate only saves calls of the model. Without one every question gets weighted terms, which lose less than a
@@ -276,10 +254,10 @@ class CondenseQuestionRetriever(BaseRetriever):
                 return question, "gate", reason
             try:
                 rewrite = await self._rewritten(question, past.turns, config)
-                if same_question(rewrite, question):  # keep the original, byte for byte
+                if rewriter.same_question(rewrite, question):  # keep the original, byte for byte
                     return question, "model", "the model says that it stands alone"
                 return rewrite, "model", "the model rewrote it"
-            except RefusedError as error:
+            except rewriter.RefusedError as error:
                 why, told = f"the rewrite was refused: {error}", "it was refused"  # a check's words may quote
             except TimeoutError:
                 why = told = "the model took too long"
@@ -294,7 +272,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         Structured output is tried first, with the default prompt. If the server turns out not to support it, the model
         is asked again for plain text, within the same timeout, and not asked for structured output any more.
         """
-        prompt = QuestionPrompt(self.prompt)
+        prompt = rewriter.QuestionPrompt(self.prompt)
         asked = prompt.build(question, prompt.recent(turns, self.n, self.max_tokens))
         call = merge_configs(config, internal_call("condense_question", "question"))
         begun, answer = time.monotonic(), None
@@ -308,17 +286,17 @@ class CondenseQuestionRetriever(BaseRetriever):
         if structured is None:
             left = None if self.timeout is None else max(0.0, self.timeout - (time.monotonic() - begun))
             answer = await model_call(self.llm, asked, call, left)
-        rewrite = question_of_answer(answer)
+        rewrite = rewriter.question_of_answer(answer)
         problem = self.refusal(question, rewrite, [text for text, _ in turns]) if rewrite.strip() else "it is empty"
         if problem:
-            raise RefusedError(problem)
+            raise rewriter.RefusedError(problem)
         return rewrite
 
     def _structured(self) -> Runnable[Any, Any] | None:
         """Return the model with structured output; None if it does not support that."""
         if self.prompt is None and isinstance(self.llm, BaseChatModel) and self._text_only is not self.llm:
             with suppress(Exception):  # models raise anything for what they do not support
-                return self.llm.with_structured_output(SCHEMA, include_raw=True)
+                return self.llm.with_structured_output(rewriter.SCHEMA, include_raw=True)
         return None
 
 

@@ -115,8 +115,7 @@ def question_of(given: object) -> tuple[str, dict[str, object]]:
         raise ConfigurationError(msg)
     question = values["input"].text if isinstance(values["input"], BaseMessage) else values["input"]
     if not isinstance(question, str):
-        msg = f"the question must be text, not {type(question).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"the question must be text, not {type(question).__name__}")
     return str(question), ({"chat_history": values["chat_history"]} if "chat_history" in values else {})
 
 

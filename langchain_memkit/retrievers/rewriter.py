@@ -168,8 +168,7 @@ def _check_end(answer: object) -> None:
     told = getattr(answer, "response_metadata", {})
     reasons = ("finish_reason", "stop_reason", "done_reason")  # of OpenAI and Google; Anthropic; Ollama
     if any(str(told.get(key, "")).lower() in ("length", "max_tokens") for key in reasons):
-        msg = "it was cut off"
-        raise RefusedError(msg)
+        raise RefusedError("it was cut off")
 
 
 STILL = "it still points back"
@@ -178,9 +177,7 @@ ASKING = """what which who whom whose when where why how is are am was were do d
     shouldn't hasn't haven't what's who's where's when's how's why's"""
 ORDERS = """tell list explain describe give compare find show name summarize summarise define discuss outline provide
     help recommend suggest identify elaborate write calculate search look translate please let"""
-_ASKS = re.compile(
-    rf"\W*(?:(?:{'|'.join(ASKING.split())})\b|\w+\s+(?:\w+\s+)?(?:what|which|whom?|whose)\b)", re.IGNORECASE
-)
+_ASKS = re.compile(rf"(?i)\W*(?:(?:{'|'.join(ASKING.split())})\b|\w+\s+(?:\w+\s+)?(?:what|which|whom?|whose)\b)")
 _ORDERS = re.compile(rf"\W*(?:{'|'.join(ORDERS.split())})\b", re.IGNORECASE)
 _MARK = re.compile(r"[?\uff1f\u061f\u037e]")
 _QUOTED = re.compile(

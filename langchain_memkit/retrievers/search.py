@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import inspect
-import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +18,13 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_memkit._sync import Flow, Step, adrive, cpu_bound, drive, gather
+from langchain_memkit.errors import logger
 from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, added_terms, answer_weights, expanded
 from langchain_memkit.retrievers.history import Past, document_key, is_among
 from langchain_memkit.retrievers.rewriter import StandaloneQuestion
 
 AnyRetriever: TypeAlias = Runnable[str, Any]  # any runnable from text to documents
-
-logger = logging.getLogger("langchain_memkit")
+Options: TypeAlias = Mapping[str, object]  # keyword arguments of a search
 
 RANK = 60  # of reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009)
 BY_VECTOR = {  # search_type -> method that searches by text, method that searches by vector
@@ -35,12 +34,7 @@ BY_VECTOR = {  # search_type -> method that searches by text, method that search
 
 
 async def search_documents(
-    retriever: AnyRetriever,
-    found: StandaloneQuestion,
-    past: Past,
-    k: int | None,
-    options: Mapping[str, object],
-    config: RunnableConfig,
+    inner: AnyRetriever, found: StandaloneQuestion, past: Past, k: int | None, options: Options, config: RunnableConfig
 ) -> list[Document]:
     """Search with an inner retriever, and return `k` documents, best first; None for as many as it returns."""
 
@@ -48,7 +42,7 @@ async def search_documents(
         call = partial(retriever.invoke, text, config, **arguments)
         return Step(call, partial(retriever.ainvoke, text, config, **arguments))
 
-    wanted = k if k is not None else default_k(retriever)
+    wanted = k if k is not None else default_k(inner)
     # Fetch as many documents more as may be left out, so that enough remain. Without `k` and without documents to
     # leave out, the retriever decides how many it returns.
     requested = None if wanted is None or not (k or past.skipped) else wanted + len(past.skipped)
@@ -57,14 +51,14 @@ async def search_documents(
     # question.
     careful = is_longer and past.strength is not STRONG
     results: list[Any] = []
-    if by_weight and (weighted := weighted_search(retriever, past, requested or wanted, options)) is not None:
+    if by_weight and (weighted := weighted_search(inner, past, requested or wanted, options)) is not None:
         results = await gather([invoked(weighted, found.original)])
         # A store that cannot search by vector may fail only when it is called: fall back to the search by text.
         if isinstance(results[0], (NotImplementedError, AttributeError, TypeError, ValueError)):
             logger.warning("not searched by weight, but by text: %s", type(results[0]).__name__)
             results, careful = [], is_longer
     if not results:
-        sized, arguments = with_k(retriever, requested)
+        sized, arguments = with_k(inner, requested)
         texts = [found.searched_for, found.original] if careful else [found.searched_for]
         results = await gather([invoked(sized, text, **{**options, **arguments}) for text in texts])
     rankings = [_documents(result) for result in results]
@@ -81,8 +75,7 @@ def _documents(found: object) -> list[Document]:
         raise found
     documents: list[Any] = list(found) if isinstance(found, Iterable) else [found]
     if others := {type(each).__name__ for each in documents if not isinstance(each, Document)}:
-        msg = f"a retriever must return documents, not {' or '.join(sorted(others))}"
-        raise TypeError(msg)
+        raise TypeError(f"a retriever must return documents, not {' or '.join(sorted(others))}")
     return documents
 
 
@@ -115,9 +108,7 @@ class WeightedSearch(BaseRetriever):
         return await adrive(self.search(query))
 
 
-def weighted_search(
-    retriever: AnyRetriever, past: Past, k: int | None, options: Mapping[str, object]
-) -> AnyRetriever | None:
+def weighted_search(retriever: AnyRetriever, past: Past, k: int | None, options: Options) -> AnyRetriever | None:
     """Return a retriever in whose search the conversation weighs less than the question; None if it supports none."""
     inner: Any = unwrap(retriever)
     options = {**options, **with_k(inner, k)[1]}
@@ -174,7 +165,7 @@ async def _by_terms(bm25: Any, past: Past, k: int, question: str) -> list[Docume
     return [bm25.docs[i] for i in heapq.nlargest(k, range(len(scores)), key=scores.__getitem__)]
 
 
-def _search_by_vector(retriever: Any, options: Mapping[str, object]) -> str | None:
+def _search_by_vector(retriever: Any, options: Options) -> str | None:
     """Return the store method that searches by vector as the retriever does by text, by name; None without one."""
     if not keeps_own_search(retriever, VectorStoreRetriever) or retriever.search_type not in BY_VECTOR:
         return None
@@ -192,7 +183,7 @@ def _search_by_vector(retriever: Any, options: Mapping[str, object]) -> str | No
 
 
 async def _by_vector(
-    retriever: VectorStoreRetriever, name: str, past: Past, options: Mapping[str, object], question: str
+    retriever: VectorStoreRetriever, name: str, past: Past, options: Options, question: str
 ) -> list[Document]:
     """Search by vector: the query is the weighted sum of the question and the conversation."""
     store: Any = retriever.vectorstore

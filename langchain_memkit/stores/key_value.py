@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple
@@ -14,11 +13,9 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from langchain_memkit._sync import ClosingMixin
 from langchain_memkit.base import check_id, check_text, describe_value, user_prefix
-from langchain_memkit.errors import MessageEncodeError
+from langchain_memkit.errors import MessageEncodeError, logger
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value
 from langchain_memkit.stores.backend import UNREADABLE, StoreBackend, encode_exactly
-
-logger = logging.getLogger("langchain_memkit")
 
 MAX_KEY_BYTES = 4096  # two ids of 512 bytes fit: quoting makes up to 3 bytes of each
 PAGE = 1000
@@ -42,8 +39,7 @@ class KeyRange(NamedTuple):
 def check_keys(keys: Iterable[str]) -> list[str]:
     """Validate keys and return them as a list. Raise before any I/O if one is invalid."""
     if isinstance(keys, str):  # its letters would be taken for keys
-        msg = "keys must be a list of str, not a str"
-        raise TypeError(msg)
+        raise TypeError("keys must be a list of str, not a str")
     return [check_text(key, "key", MAX_KEY_BYTES) for key in keys]
 
 
@@ -89,9 +85,7 @@ def range_of(prefix: str) -> KeyRange:
 def range_after(keys: KeyRange, page: list[str]) -> KeyRange | None:
     """Return the range after a page; None at the end. Keys hold no NUL: `last + NUL` is the first text after `last`."""
     # A damaged key may sort differently from its decoded text; without this check the listing would go in circles.
-    if len(page) < PAGE or page[-1] < keys.begin:
-        return None
-    return keys._replace(begin=page[-1] + "\x00")
+    return None if len(page) < PAGE or page[-1] < keys.begin else keys._replace(begin=page[-1] + "\x00")
 
 
 V = TypeVarWithDefault("V", default=dict[str, Any])

@@ -7,7 +7,6 @@ cache is current. Otherwise all stamps are listed and the missing rows fetched.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -16,19 +15,10 @@ from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import AsStep, cpu_bound
 from langchain_memkit.base import Now
+from langchain_memkit.errors import logger
 from langchain_memkit.ranking.index import Index, IndexRecord, StoredSession, digest_of
 from langchain_memkit.stores import vector_rows
-from langchain_memkit.stores.vector_rows import (
-    CachedText,
-    IndexRow,
-    Mark,
-    NewRecord,
-    ReadUpTo,
-    UserChanges,
-    WriteResult,
-)
-
-logger = logging.getLogger("langchain_memkit")
+from langchain_memkit.stores.vector_rows import CachedText, Mark, NewRecord, ReadUpTo, UserChanges, WriteResult
 
 BATCH = 1000  # rows fetched at once
 MANY = 1000  # digests of removed texts that may be kept
@@ -225,7 +215,7 @@ class VectorIndexCache:
 
     async def _fetch(self, held: CachedUser, user_id: str, stamps: Sequence[int]) -> int:
         """Read records into the cache and return how many were added."""
-        rows: list[IndexRow] = await self._step(lambda: self._source.cells(user_id, stamps))
+        rows: list[vector_rows.IndexRow] = await self._step(lambda: self._source.cells(user_id, stamps))
 
         def take() -> int:
             found, damaged = vector_rows.records_of(rows, held.index.dims)

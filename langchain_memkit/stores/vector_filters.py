@@ -53,8 +53,7 @@ def _scope(
         msg = "post_filter_pipeline needs Atlas Vector Search. Use pre_filter=, or filter what comes back"
         raise ConfigurationError(msg)
     if pre_filter and filter:
-        msg = "give either filter or pre_filter: pre_filter can say all that filter says"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("give either filter or pre_filter: pre_filter can say all that filter says")
     return _equal_to(filter or {}) if pre_filter is None or filter else _meeting(pre_filter)
 
 
@@ -156,9 +155,7 @@ def _typed(value: object) -> tuple[object, Any]:
         return float, value
     if isinstance(value, datetime):  # a naive one is taken as UTC, as in MongoDB
         return datetime, value if value.tzinfo else value.replace(tzinfo=UTC)
-    if isinstance(value, (list, tuple)):
-        return list, list(value)
-    return type(value), value
+    return (list, list(value)) if isinstance(value, (list, tuple)) else (type(value), value)
 
 
 def _has_operators(value: object) -> bool:
@@ -182,5 +179,4 @@ def _refuse_name(name: object) -> NoReturn:
 
 
 def _refuse(problem: str) -> NoReturn:
-    msg = f"pre_filter {problem}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"pre_filter {problem}")

@@ -241,8 +241,7 @@ class VectorRecords:
         place, gone = (session, check_id(generation, "generation")), check_ids(delete)
         check_ids([*expected, *expected.values()])
         if len(documents) != len(vectors):
-            msg = f"there are {len(documents)} documents and {len(vectors)} vectors"
-            raise ValueError(msg)
+            raise ValueError(f"there are {len(documents)} documents and {len(vectors)} vectors")
         long = sum(len(document.page_content) for document in documents) > SHORT
         rows = await cpu_bound(lambda: [vector_rows.record_row(d, user, session) for d in documents], long=long)
         return await self.store(user, RecordWrite(rows, gone, place, expected, state), vectors)
@@ -276,8 +275,7 @@ class VectorRecords:
             try:
                 await self._stored(user, names, ". Nothing was deleted")
             except HistoryReadError as error:
-                msg = f"{error}. Nothing was deleted."
-                raise HistoryWriteError(msg) from error
+                raise HistoryWriteError(f"{error}. Nothing was deleted.") from error
         await self.step(lambda: self._backend.delete(user, names))
 
     async def forget(self, user_id: str, session_id: str | None = None) -> int:
@@ -293,8 +291,7 @@ class VectorRecords:
         """Store the time at which records were recalled, unless a later one is stored."""
         user, names = check_id(user_id, "user_id"), check_ids(ids)
         if at.tzinfo is None:
-            msg = "at must be aware, e.g. datetime.now(UTC)"
-            raise ValueError(msg)
+            raise ValueError("at must be aware, e.g. datetime.now(UTC)")
         if names:
             await self.step(lambda: self._backend.touch(user, names, at))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,13 +18,11 @@ from langchain_core.embeddings import Embeddings
 
 from langchain_memkit._sync import AsStep, Step
 from langchain_memkit.base import SessionInfo, check_id, describe_type
-from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, logger
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_value, encode_value
 from langchain_memkit.ranking.index import IndexRecord, Utterance, digest_of, index_record_of, unit_vectors
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
 from langchain_memkit.stores.backend import UNREADABLE, StoreBackend, encode_exactly
-
-logger = logging.getLogger("langchain_memkit")
 
 NOBODY = ""  # the user id of unowned records; no caller can pass it as an id
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
@@ -395,8 +392,7 @@ class VectorBackend(StoreBackend, ABC):
 def check_ids(ids: Iterable[str]) -> list[str]:
     """Return record ids without duplicates. Raise before any I/O if one is not a valid id."""
     if isinstance(ids, str):  # its letters would be taken for ids
-        msg = "ids must be a list of str, not a str"
-        raise TypeError(msg)
+        raise TypeError("ids must be a list of str, not a str")
     return list(dict.fromkeys(check_id(name, "id") for name in ids))
 
 
@@ -439,8 +435,7 @@ def _row(document: Document, name: str, known: Mapping[str, Any]) -> NewRecord:
     except UNREADABLE as error:
         entry, problem = None, type(error).__name__
     if entry is None or problem:  # out here, since the other error may quote the value
-        msg = f"document {name!r:.80} has metadata that no record has: {problem}"
-        raise ValueError(msg)
+        raise ValueError(f"document {name!r:.80} has metadata that no record has: {problem}")
     metadata = encode_exactly(given, f"documents[{name!r:.80}].metadata")
     encoded = encode_value(text, f"documents[{name!r:.80}].page_content")
     return NewRecord(entry, user, digest_of(text), encoded, metadata)
@@ -599,18 +594,15 @@ class Embedder:
             found = None
         if found is None:
             expected = "finite numbers that are not all 0" + (f", {self.dims} of them" if self.dims else "")
-            msg = (
+            raise HistoryReadError(
                 f"the question's vector is of no use: {type(model).__name__} should have given a list of {expected}. "
                 "The store was not searched; nothing can be said of what is in it."
             )
-            raise HistoryReadError(msg)
         return found
 
     async def known(self) -> int:
         """Return the dimensions of the model, after comparing it with the model that filled the store."""
-        if self.dims is not None:
-            return self.dims
-        return await self._compare((await self._embedded([PROBE]))[0])
+        return self.dims if self.dims is not None else await self._compare((await self._embedded([PROBE]))[0])
 
     async def _embedded(self, texts: list[str]) -> list[Vector | None]:
         model = self.embedding
@@ -632,8 +624,7 @@ class Embedder:
         if stored is None:
             stored = await self._step(lambda: self._store.probe(probe.tobytes()))
         if not stored or len(stored) % 4:
-            msg = "what the store knows of its embedding model is damaged"
-            raise HistoryReadError(msg)
+            raise HistoryReadError("what the store knows of its embedding model is damaged")
         known = np.frombuffer(stored, "<f4")
         if len(known) == len(probe) and float(known @ probe) > ALIKE:
             self.dims = len(probe)

@@ -23,6 +23,8 @@ from langchain_memkit.stores.vector_rows import RecordWrite, SessionSnapshot, St
 __all__ = ["RecordVectorStore", "SessionSnapshot", "VectorBackend", "VectorMemoryStore"]
 
 CACHE_BYTES = 96 * 2**20
+Dicts: TypeAlias = list[dict[str, Any]] | None
+Ids: TypeAlias = list[str] | None
 Hits: TypeAlias = list[tuple[StoredDocument, float]]
 
 
@@ -47,13 +49,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
     @classmethod
     def from_texts(
-        cls,
-        texts: list[str],
-        embedding: Embeddings,
-        metadatas: list[dict[str, Any]] | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: Any,
+        cls, texts: list[str], embedding: Embeddings, metadatas: Dicts = None, *, ids: Ids = None, **kwargs: Any
     ) -> Self:
         """Create a store and add texts to it.
 
@@ -70,13 +66,7 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
     @classmethod
     async def afrom_texts(
-        cls,
-        texts: list[str],
-        embedding: Embeddings,
-        metadatas: list[dict[str, Any]] | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: Any,
+        cls, texts: list[str], embedding: Embeddings, metadatas: Dicts = None, *, ids: Ids = None, **kwargs: Any
     ) -> Self:
         """Run `from_texts` asynchronously."""
         store = cls(embedding=embedding, **kwargs)
@@ -442,9 +432,6 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
 
 def _wanted(ids: list[str] | None, user_id: str | None, kwargs: Mapping[str, object]) -> tuple[str | None, list[str]]:
-    if user_id is not None:
-        check_id(user_id, "user_id")
     if ids is None or kwargs:
-        msg = "delete needs a list of ids and nothing else; forget(user_id) deletes all of a user"
-        raise TypeError(msg)
+        raise TypeError("delete needs a list of ids and nothing else; forget(user_id) deletes all of a user")
     return user_id, ids

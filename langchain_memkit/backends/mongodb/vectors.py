@@ -26,7 +26,7 @@ from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
 from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope
-from langchain_memkit.stores.vector_rows import IndexRow, NewRecord, SessionSnapshot, VectorBackend, WriteResult
+from langchain_memkit.stores.vector_rows import NewRecord, ReadUpTo, SessionSnapshot, VectorBackend, WriteResult
 from langchain_memkit.stores.vectors import CACHE_BYTES, Hits, RecordVectorStore
 
 Stamped: TypeAlias = Sequence[tuple[NewRecord, int]]
@@ -51,9 +51,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
 
     # -- reading
 
-    async def news(
-        self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None
-    ) -> vector_rows.UserChanges:
+    async def news(self, user_id: str, session_id: str | None, since: ReadUpTo | None) -> vector_rows.UserChanges:
         """Read in one query what a cached index needs to know: `session` is left out if its last record has to be read.
 
         The user's version is the sum of the versions of all sessions, None if there are none.
@@ -85,7 +83,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
                 session = vector_rows.SessionState(str(found.get("generation")), int(found.get("stamp") or 0))
         return vector_rows.UserChanges(session, mark, cells)
 
-    def change(self, cells: Sequence[IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
+    def change(self, cells: Sequence[vector_rows.IndexRow], replaced: Sequence[int]) -> vector_rows.Mark:
         """Return the change of the user's version that these records explain: the sum of the distinct steps."""
         # All records of one write share its step, hence the set.
         return (sum({int(row.step) for row in cells if isinstance(row.step, int)}),)
@@ -94,7 +92,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         rows = await self.find(records_filter(user_id), {"_id": 0, "stamp": 1}, sort=[("stamp", 1)])
         return [int(row["stamp"]) for row in rows]
 
-    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[IndexRow]:
+    async def cells(self, user_id: str, stamps: Sequence[int]) -> list[vector_rows.IndexRow]:
         query = records_filter(user_id, stamp={"$in": list(stamps)})
         return [docs.cells_of(d) for d in await self._alive(user_id, query, docs.ON_CELLS)]
 
@@ -295,8 +293,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             await self._withdraw(session, rows)
             return None
         problem = "was changed by somebody else meanwhile. Others may be stored: begin again."
-        msg = f"session {session.session_id!r:.80} {problem}"
-        raise HistoryConflictError(msg)
+        raise HistoryConflictError(f"session {session.session_id!r:.80} {problem}")
 
     async def _upsert(self, session: SessionWrite, batch: Stamped, *, begun: bool) -> bool:
         """Upsert records and bump the session's version; return whether the session still exists."""
@@ -304,8 +301,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         # else a concurrent `forget` could delete the session in between and leave them behind.
         rows = [row for row, _ in batch]
         last = docs.last_of(rows)
-        operations = [session.upsert(row, stamp) for row, stamp in batch]
-        operations.append(session.bump_version(last))
+        operations = [*(session.upsert(row, stamp) for row, stamp in batch), session.bump_version(last)]
         # If the next save has to read our record, say so before storing it: this process may be killed in between.
         if session.generation is not None and last is not None and last["waits"]:
             operations.insert(0, session.announce())
@@ -337,9 +333,9 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
             stored = {d["_id"]: d.get("digest", "") for d in digests}
         if stored == expected:
             new = {row.entry.id: (row, stamp) for row, stamp in stamped}
-            operations = [session.exchange(name, digest, new.get(name)) for name, digest in expected.items()]
-            operations.append(session.bump_version())
-            if (await self.bulk_write(operations)).matched_count == len(operations):
+            exchanges = [session.exchange(name, digest, new.get(name)) for name, digest in expected.items()]
+            result = await self.bulk_write([*exchanges, session.bump_version()])
+            if result.matched_count == len(expected) + 1:
                 return True
         if not await self._is_alive(session.announce()):
             return False
@@ -562,8 +558,7 @@ class MongoDBVectorStore(RecordVectorStore):
         check_arguments(kwargs, cls)
         database, dot, collection = namespace.partition(".")
         if not dot:
-            msg = f"namespace must be 'database.collection', got {redact(namespace)!r:.80}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"namespace must be 'database.collection', got {redact(namespace)!r:.80}")
         return cls(connection_string, embedding, database, collection, **kwargs)
 
     @property

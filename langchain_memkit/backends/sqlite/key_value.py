@@ -13,9 +13,7 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
 
 IN_RANGE = "key >= :begin AND key < :end"
-UPSERT = (
-    "INSERT INTO key_values VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value, v = excluded.v"
-)
+PUT = "INSERT INTO key_values VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value, v = excluded.v"
 DELETE = "DELETE FROM key_values WHERE key IN (SELECT value FROM json_each(:keys))"
 
 
@@ -62,7 +60,7 @@ class _Rows(Transactions, KeyValueBackend):
 
     async def set(self, values: dict[str, object]) -> None:
         rows = _rows_of(values)
-        await self._write(lambda connection: connection.executemany(UPSERT, rows))
+        await self._write(lambda connection: connection.executemany(PUT, rows))
 
     async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
         rows = _rows_of(values)
@@ -71,7 +69,7 @@ class _Rows(Transactions, KeyValueBackend):
             # The check and the writes are one transaction: nobody can delete the key in between.
             if connection.execute("SELECT 1 FROM key_values WHERE key = ?", (key,)).fetchone() is None:
                 return False, 0
-            connection.executemany(UPSERT, rows)
+            connection.executemany(PUT, rows)
             return True, connection.execute(DELETE, {"keys": json.dumps(gone)}).rowcount if gone else 0
 
         exists, deleted = await self._write(write, deleting=bool(gone))

@@ -83,6 +83,7 @@ HIGHEST_STAMP = (  # that any row has or had, so that none is used twice
     " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
 )
 THESE = "IN (SELECT value FROM json_each(:these))"
+KNOWN = f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user"
 DELETE = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
 EXPIRED = "SELECT seq FROM vectors WHERE expires_at <= ? LIMIT 100"
 EXPIRE = f"DELETE FROM vectors WHERE seq IN ({EXPIRED}) RETURNING user_id, seq"
@@ -170,13 +171,9 @@ class _VectorRows(Transactions, VectorBackend):
             last = rows_of(connection, f"SELECT {TEXTS}, position FROM vectors WHERE {ordered}", [session_id])
             vectors = rows_of(connection, f"{known} AND vector IS NOT NULL GROUP BY digest", digests)
             records = rows_of(connection, named, ids)
-        return SessionSnapshot(
-            str(generation or await self._write(draw)),
-            [stored_of(row[:-1]) for row in last],
-            dict(map(tuple, vectors)),
-            [stored_of(row) for row in records],
-            last[0][-1] if last else 0,
-        )
+        drawn, position = str(generation or await self._write(draw)), last[0][-1] if last else 0
+        newest, own = [stored_of(row[:-1]) for row in last], [stored_of(row) for row in records]
+        return SessionSnapshot(drawn, newest, dict(map(tuple, vectors)), own, position)
 
     # -- writing
 
@@ -197,10 +194,8 @@ class _VectorRows(Transactions, VectorBackend):
                     msg = f"session {place[0]!r:.80} was changed by somebody else. Nothing was stored: begin again."
                     raise HistoryConflictError(msg)
             expired = connection.execute(EXPIRE, (now,)).fetchall()
-            old = connection.execute(
-                f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user",
-                {"these": json.dumps([*sessions, *delete, *expected]), "user": user_id},
-            ).fetchall()
+            named = {"these": json.dumps([*sessions, *delete, *expected]), "user": user_id}
+            old = connection.execute(KNOWN, named).fetchall()
             vector_rows.check_expected(expected, {row[0]: row[3] for row in old if place and row[2] == place[0]})
             for name, _, session, _ in old:
                 if sessions.get(name, session) != session:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from langchain_memkit.messages.text import TAGS, _shadow, escaped, quote_lines
+from langchain_memkit.messages.text import TAGS, _plain_forms, escaped, quote_lines
 
 ENDS = {
     "21 spaces": f"<{' ' * 21}/records>",
@@ -61,7 +61,7 @@ def test_no_spelling_ends_a_frame(name: str) -> None:
     for text in (ENDS[name], f"before {ENDS[name]} after", ENDS[name] * 3):
         made = escaped(text)
         assert "&lt;" in made
-        assert not TAGS.search(_shadow(made))
+        assert not TAGS.search(made.translate(_plain_forms()))
 
 
 @pytest.mark.parametrize("text", PLAIN)
@@ -85,7 +85,7 @@ def test_what_nobody_sees() -> None:
 def test_random_spellings(text: str) -> None:
     """Nothing that is left opens a frame, and a text that was escaped once stays as it is."""
     made = escaped(text)
-    assert not TAGS.search(_shadow(made))
+    assert not TAGS.search(made.translate(_plain_forms()))
     assert escaped(made) == made
     assert all(line.startswith("> ") for line in quote_lines(text).splitlines())
 
