@@ -436,6 +436,17 @@ def test_the_benchmark_of_turns_counts_what_each_sends() -> None:
     assert sum(sent["entity"].values()) == 4
 
 
+def test_the_benchmark_of_traces_compares_two_ways() -> None:
+    """Both stores and styles, each without a recorder, with one, and with a stored trace."""
+    command = [sys.executable, "-m", "benchmarks.trace_costs", "--turns", "5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    compared = product(("sqlite", "mongodb"), ("sync", "async"), ("traced", "stored"))
+    assert [(row["store"], row["style"], row["turn"]) for row in rows] == [*compared]
+    assert all(row["ratio"] > 0 < row["cpu_ms"] for row in rows)
+
+
 def test_the_sessions_benchmark_has_every_row(tmp_path: Path) -> None:
     """A quick run times two pages and three searches on each store, and counts what a page sends."""
     file = tmp_path / "sessions.json"
