@@ -2,9 +2,9 @@
 
 Method. One process, one SQLite file and one standalone mongod on this machine, a prompt, a preprocessor, a history of
 40 messages, and a model that answers at once. Turns without a recorder and with one (as always: traced; with
-`trace=True`: stored) take turns in one session each, in an order drawn anew, so that a slow minute hits both. CPU is the
-process's own, medians of the turns; the ratios are to a turn without. Without a recorder is no option of the package: the two
-functions that begin one are replaced.
+`trace=True`: stored) take turns in one session each, in an order drawn anew, so that a slow minute hits both. CPU is
+the process's own, medians of the turns; the ratios are to a turn without. Without a recorder is no option of the
+package: the two functions that begin one are replaced.
 """
 
 from __future__ import annotations
