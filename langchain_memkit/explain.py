@@ -16,16 +16,8 @@ from langchain_memkit._histories import turns_between
 from langchain_memkit._sync import Step, adrive, drive, dry_run
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import message_text
-from langchain_memkit.runnables.trace import (
-    RECENT,
-    ModelCall,
-    ModelReached,
-    RecalledRecord,
-    ShownMessage,
-    TurnRecorder,
-    TurnTrace,
-    steps_of,
-)
+from langchain_memkit.runnables import trace
+from langchain_memkit.runnables.trace import ModelCall, RecalledRecord, ShownMessage, TurnRecorder, TurnTrace, steps_of
 from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = [
@@ -70,7 +62,7 @@ def explain_last_turn(runnable: Runnable[Any, Any], config: RunnableConfig | Non
     _check(runnable)
     ids = {key: value for key, value in ensure_config(config).get("configurable", {}).items() if isinstance(value, str)}
     chains = [step for step in steps_of(runnable) if isinstance(step, HistoryTurn)]
-    for recorder in reversed(list(RECENT)):
+    for recorder in reversed(list(trace.RECENT)):
         known = {"turn_id": recorder.turn_id, **recorder.configurable}
         if ids.items() <= known.items() and (recorder.owner in chains or not chains):
             return recorder.trace()
@@ -166,11 +158,11 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
 
     # The exception is caught here, since a flow is given ordinary exceptions only.
     def sync() -> Any:
-        with suppress(ModelReached):
+        with suppress(trace.ModelReached):
             return target.invoke(input, config)
 
     async def asynchronous() -> Any:
-        with suppress(ModelReached):
+        with suppress(trace.ModelReached):
             return await target.ainvoke(input, config)
 
     with _dry(recorder):

@@ -31,20 +31,16 @@ from langgraph.types import Command
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.middleware import run as runs
 from langchain_memkit.middleware.run import (
-    AgentTurns,
     HistoryState,
     Marker,
     Run,
     RunHandle,
     State,
     StepCalls,
-    check_place,
-    dialogue_in_state,
-    dialogue_of_run,
     ids_of_call,
     messages_in,
-    messages_of,
 )
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
@@ -112,7 +108,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         check_arguments(options, MessageHistoryMiddleware.__init__, TurnOptions)
         self._options = TurnOptions(**options)
         self.preprocessor = self._options.prompt.preprocessor
-        self._turns = AgentTurns(checked_function(get_session_history), self._options)
+        self._turns = runs.AgentTurns(checked_function(get_session_history), self._options)
         self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
@@ -166,7 +162,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             except BaseException as error:
                 drive(self._broken(request, config, error))
                 raise
-        calls.results += messages_of(result)
+        calls.results += runs.messages_of(result)
         return result
 
     async def awrap_tool_call(
@@ -180,7 +176,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             except BaseException as error:
                 await shielded(partial(self._broken, request, config, error))
                 raise
-        calls.results += messages_of(result)
+        calls.results += runs.messages_of(result)
         return result
 
     def after_agent(self, state: HistoryState, runtime: Context) -> Update:
@@ -216,7 +212,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
+        return runs.dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
 
     async def _begin(self, state: State, runtime: Context) -> Update:
         config = get_config()
@@ -243,9 +239,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     @contextmanager
     def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Iterator[StepCalls]:
         """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
-        check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
+        runs.check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
-        calls.seen = dialogue_of_run(request.state)
+        calls.seen = runs.dialogue_of_run(request.state)
         calls.running += 1
         handle = request.state.get("memkit_run")
         hearing = handle.run.recorder.listening() if isinstance(handle, RunHandle) else nullcontext()

@@ -13,15 +13,9 @@ from uuid import UUID, uuid4
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    AnyMessage,
-    BaseMessage,
-    HumanMessage,
-    ToolMessage,
-    convert_to_messages,
-)
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages.ai import AIMessageChunk
+from langchain_core.messages.utils import convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.channels.untracked_value import UntrackedValue
@@ -32,19 +26,10 @@ from langchain_memkit._histories import check_replaces, epoch_at, load_history, 
 from langchain_memkit._sync import Step, as_step, dry_run
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages import trimming
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.notes import Record, insert_note, is_note
-from langchain_memkit.messages.trimming import (
-    RESULTS,
-    batch_op,
-    group_starts,
-    index_of,
-    is_summary,
-    notification_source,
-    turn_starts,
-    whole_tool_groups,
-    with_turn_ids,
-)
+from langchain_memkit.messages.trimming import batch_op, index_of, turn_starts, whole_tool_groups, with_turn_ids
 from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
 from langchain_memkit.runnables.trace import TurnRecorder, recorder_of
@@ -154,12 +139,12 @@ def turn_started_at(marker: Marker) -> datetime | None:
 
 def is_foreign_summary(message: BaseMessage) -> bool:
     """Return whether the message is a summary that LangChain's `SummarizationMiddleware` put in place of others."""
-    return notification_source(message) == "summarization"
+    return trimming.notification_source(message) == "summarization"
 
 
 def is_dialogue(message: BaseMessage) -> bool:
     """Return whether the message belongs in the transcript: it is neither a summary nor a note of memories."""
-    return not (is_foreign_summary(message) or is_summary(message) or is_note(message))
+    return not (is_foreign_summary(message) or trimming.is_summary(message) or is_note(message))
 
 
 # -- the run
@@ -461,11 +446,7 @@ class AgentTurns:
     options: TurnOptions
 
     async def begin(
-        self,
-        state: State,
-        configurable: Configurable,
-        config: RunnableConfig,
-        seen: Sequence[BaseMessage] = (),
+        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Sequence[BaseMessage] = ()
     ) -> Run:
         """Start a run with new input; messages of the state that the transcript lacks are stored first.
 
@@ -661,8 +642,8 @@ class AgentTurns:
         own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.
         last = len(kept)
-        if kept and own and isinstance(own[0], RESULTS):
-            last = group_starts(kept)[-1]
+        if kept and own and isinstance(own[0], trimming.RESULTS):
+            last = trimming.group_starts(kept)[-1]
         kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
         before, after = insert_note(kept, own, note, apart=False)
         shown = [*summary, *before, *after]

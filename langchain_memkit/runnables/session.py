@@ -21,16 +21,7 @@ from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessage
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, dry_run, event, gather
-from langchain_memkit.base import (
-    IDS,
-    HistoryView,
-    Memory,
-    Preprocessor,
-    Query,
-    TurnContext,
-    check_id,
-    did_you_mean,
-)
+from langchain_memkit.base import IDS, HistoryView, Memory, Preprocessor, Query, TurnContext, check_id, did_you_mean
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -256,11 +247,7 @@ class PromptBuilder:
         return found
 
     async def load(
-        self,
-        memories: Sequence[Memory],
-        view: HistoryView,
-        asked: Sequence[BaseMessage],
-        config: RunnableConfig,
+        self, memories: Sequence[Memory], view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> list[Record]:
         """Load the records that the memories hold for the new input.
 

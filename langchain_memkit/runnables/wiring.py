@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from langchain_core import prompts
 from langchain_core.messages import BaseMessage
-from langchain_core.prompts import (
-    BasePromptTemplate,
-    ChatPromptTemplate,
-    FewShotPromptTemplate,
-    HumanMessagePromptTemplate,
-    MessagesPlaceholder,
-    PromptTemplate,
-)
+from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnablePassthrough, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.passthrough import RunnableAssign
@@ -233,10 +227,10 @@ def _first_prompt(runnable: object) -> tuple[BasePromptTemplate[Any] | None, fro
 
 def _variables(prompt: object) -> list[_Variable] | None:
     """Return the variables of a prompt in the order of its messages; None if a subclass formats them differently."""
-    if isinstance(prompt, (PromptTemplate, FewShotPromptTemplate)):
+    if isinstance(prompt, (PromptTemplate, prompts.FewShotPromptTemplate)):
         # A subclass that formats in its own way may render messages correctly, so nothing can be concluded from its
         # variables.
-        if type(prompt).format not in (PromptTemplate.format, FewShotPromptTemplate.format):
+        if type(prompt).format not in (PromptTemplate.format, prompts.FewShotPromptTemplate.format):
             return None
         return _text_variables(prompt, 0, [*prompt.input_variables, *prompt.partial_variables])
     if not isinstance(prompt, ChatPromptTemplate) or type(prompt).format_messages != ChatPromptTemplate.format_messages:
@@ -258,7 +252,7 @@ def _text_variables(part: Any, place: int, names: Sequence[str]) -> list[_Variab
     inner = getattr(part, "prompt", part)
     templates = inner if isinstance(inner, list) else [inner]
     plain = all(getattr(template, "template_format", None) == "f-string" for template in templates)
-    human = isinstance(part, HumanMessagePromptTemplate)
+    human = isinstance(part, prompts.HumanMessagePromptTemplate)
     return [_Variable(name, place, human=human, plain=plain) for name in names]
 
 

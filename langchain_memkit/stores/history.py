@@ -12,60 +12,29 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar
 from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, run_in_executor
 
+from langchain_memkit import base, errors
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, drive, internal_call, model_call
-from langchain_memkit.base import (
-    FoundMessage,
-    HistoryMessages,
-    HistoryView,
-    ListPosition,
-    Now,
-    Position,
-    RepeatedQuestion,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    TokenCounterLike,
-    Turn,
-    Window,
-    check_arguments,
-    check_id,
-    check_one_of,
-    check_size,
-)
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryConflictError,
-    IdempotencyConflictError,
-    MessageDecodeError,
-    StaleTurnError,
-)
+from langchain_memkit.base import ListPosition, SessionInfo, TokenCounter, Turn, Window, check_id, check_size
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, StaleTurnError
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
-from langchain_memkit.stores import sessions
+from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.backend import StoreBackend
-from langchain_memkit.stores.history_rows import (
-    Batch,
-    Edit,
-    Page,
-    PageLimit,
-    ReadVersion,
-    ReplacedTurns,
-    SessionScope,
-    TurnRow,
-    prepare_batch,
-)
+from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope
 from langchain_memkit.stores.sessions import SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
+
+Metadata: TypeAlias = Mapping[str, Any]  # of a session: JSON's types
 
 FORWARD_PAGE = 200
 BACKWARD_PAGE = 64
@@ -336,7 +305,7 @@ class TurnStore(StoreBackend, ABC):
             The user ids, sorted; an empty string stands for the unowned sessions.
         """
 
-    async def edits(self, scope: SessionScope) -> list[Edit]:
+    async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
         """List the rows of a session that replace others, with an index; see the class.
 
         Args:
@@ -345,7 +314,7 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The rows that are neither expired nor erased, newest first; soft-deleted and replaced ones as well.
         """
-        raise ConfigurationError(self._no_edits)
+        raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
         """Copy the turns that are shown into another session of the same user, inside the database.
@@ -361,19 +330,12 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             Whether the new session holds these turns now; false, and nothing was changed, if it holds others.
         """
-        raise ConfigurationError(self._no_edits)
-
-    @property
-    def _no_edits(self) -> str:
-        return (
-            f"turns of this store ({type(self).__name__}, layout {self.layout!r}) can be neither replaced nor copied: "
-            "keep the conversation in a SQLite file, or in MongoDB with layout='turns'"
-        )
+        raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     def check_edits(self) -> None:
         """Raise `ConfigurationError` unless turns of this store may be replaced."""
         if self.layout != "turns" or type(self).edits is TurnStore.edits:
-            raise ConfigurationError(self._no_edits)
+            raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     async def unowned(self, session_id: str) -> str | None:
         """Find a turn of this session id that was stored without a user, which its user is told of once.
@@ -384,11 +346,7 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             What identifies the turn, its op by default; None if there is none.
         """
-        after: object = None
-        while True:
-            turns, after = await self.page_forward(SessionScope("", session_id), after, BACKWARD_PAGE)
-            if turns or after is None:
-                return turns[0].op if turns else None
+        return next((turn.op for turn in await self.first_turns(SessionScope("", session_id))), None)
 
 
 def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
@@ -398,13 +356,13 @@ def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
     return one is other or (name == counter_name(other) and "<" not in name)
 
 
-def _is_at(turn: Turn, position: Position) -> bool:
+def _is_at(turn: Turn, position: base.Position) -> bool:
     if position.seq:
         return turn.seq <= position.seq
     return turn.op == position.op and position.message_id in [m.id for m in turn.messages]
 
 
-def _place_after(turns: list[Turn], position: Position) -> int | None:
+def _place_after(turns: list[Turn], position: base.Position) -> int | None:
     """Return how many messages of these turns, oldest first, lie up to a position; None if it is not among them."""
     begin = found = 0
     is_known = position.seq > 0
@@ -485,7 +443,7 @@ class TurnHistory(BaseChatMessageHistory):
         token_counter: TokenCounter | None = None,
         on_corrupt: Literal["report", "raise"] = "report",
     ) -> None:
-        check_one_of(on_corrupt, "on_corrupt", ("report", "raise"))
+        base.check_one_of(on_corrupt, "on_corrupt", ("report", "raise"))
         self._bind(session_id, user_id)
         self.history_size = check_limit(history_size, "history_size")
         self.token_counter = token_counter or approximate_tokens
@@ -573,7 +531,7 @@ class TurnHistory(BaseChatMessageHistory):
         window: Window | None = None,
         replaces: int | None = None,
         turn_id: str | None = None,
-    ) -> HistoryView:
+    ) -> base.HistoryView:
         """Read a `tail` together with the position it was read at, against which a turn built on it is saved.
 
         Args:
@@ -599,7 +557,7 @@ class TurnHistory(BaseChatMessageHistory):
         window: Window | None = None,
         replaces: int | None = None,
         turn_id: str | None = None,
-    ) -> HistoryView:
+    ) -> base.HistoryView:
         """Run `view` asynchronously."""
         return await self._store.arun(self._view(max_messages, max_tokens, window, replaces, turn_id))
 
@@ -719,7 +677,7 @@ class TurnHistory(BaseChatMessageHistory):
         expected_seq: int | None = None,
         epoch: int | None = None,
         since: datetime | None = None,
-        head: SessionHead | None = None,
+        head: base.SessionHead | None = None,
         replaces: int | None = None,
         trace: Mapping[str, Any] | None = None,
     ) -> int:
@@ -772,7 +730,7 @@ class TurnHistory(BaseChatMessageHistory):
         expected_seq: int | None = None,
         epoch: int | None = None,
         since: datetime | None = None,
-        head: SessionHead | None = None,
+        head: base.SessionHead | None = None,
         replaces: int | None = None,
         trace: Mapping[str, Any] | None = None,
     ) -> int:
@@ -839,7 +797,7 @@ class TurnHistory(BaseChatMessageHistory):
         """Run `undo_edit` asynchronously."""
         return await self._store.arun(self._undo_edit())
 
-    def regenerate(self, seq: int | None = None) -> RepeatedQuestion:
+    def regenerate(self, seq: int | None = None) -> base.RepeatedQuestion:
         """Return a question of the user, to have it answered again in place of the turn that holds it. Changes nothing.
 
         Pass what is returned to the chain. The turn that it saves replaces the old one in one step: if the model fails,
@@ -870,7 +828,7 @@ class TurnHistory(BaseChatMessageHistory):
         """
         return self._store.run(self._regenerate(seq))
 
-    async def aregenerate(self, seq: int | None = None) -> RepeatedQuestion:
+    async def aregenerate(self, seq: int | None = None) -> base.RepeatedQuestion:
         """Run `regenerate` asynchronously."""
         return await self._store.arun(self._regenerate(seq))
 
@@ -950,7 +908,7 @@ class TurnHistory(BaseChatMessageHistory):
         if replaces is not None:
             self._store.check_edits()
             check_size(replaces, "replaces", 1)
-        batch = prepare_batch(messages, turn_id, self.token_counter, replaces)
+        batch = history_rows.prepare_batch(messages, turn_id, self.token_counter, replaces)
         rows = [replace(row, trace=trace) for row in batch.rows[:1]] if trace else []
         return replace(batch, rows=[*rows, *batch.rows[len(rows) :]])
 
@@ -994,7 +952,7 @@ class TurnHistory(BaseChatMessageHistory):
                 raise self._not_shown(seq, **batch.error_context) from None
             if shown and stored <= page.seq:
                 msg = f"this edit is stored already, at position {stored}, and was taken back: give it another turn_id"
-                raise IdempotencyConflictError(msg, stored=batch.identified, **batch.error_context)
+                raise errors.IdempotencyConflictError(msg, stored=batch.identified, **batch.error_context)
             return stored
 
     async def _undo_edit(self) -> bool:
@@ -1002,11 +960,11 @@ class TurnHistory(BaseChatMessageHistory):
         while True:
             page = await self._store.page_back(self._scope, None, 1, PageLimit())
             edits = await self._store.edits(self._scope)
-            replaced = ReplacedTurns(edits)
+            replaced = history_rows.ReplacedTurns(edits)
             newest = next((edit.seq for edit in edits if not edit.is_undo and edit.seq not in replaced), None)
             if newest is None:
                 return False
-            batch = Batch([], [], [TurnRow(f"undo:{uuid4()}", [], [], replaces=newest)], None)
+            batch = Batch([], [], [history_rows.TurnRow(f"undo:{uuid4()}", [], [], replaces=newest)], None)
             origin = ReadVersion(page.epoch, page.read_at, page.head)
             try:
                 await self._store.append(self._scope, batch, page.seq, origin)
@@ -1014,7 +972,7 @@ class TurnHistory(BaseChatMessageHistory):
                 continue
             return True
 
-    async def _regenerate(self, seq: int | None) -> RepeatedQuestion:
+    async def _regenerate(self, seq: int | None) -> base.RepeatedQuestion:
         self._store.check_edits()
         if seq is not None and not await self._shown(check_size(seq, "seq", 1)):
             raise self._not_shown(seq)
@@ -1031,7 +989,7 @@ class TurnHistory(BaseChatMessageHistory):
                     msg = f"the turn {turn.op} of session {self.session_id!r} {what}, so it cannot be regenerated"
                     raise ConfigurationError(msg)
                 given = [m.model_copy(update={"id": None}) for m in turn.messages[:answer]]
-                return RepeatedQuestion(given, turn.seq)
+                return base.RepeatedQuestion(given, turn.seq)
             if page.older is None:
                 msg = f"session {self.session_id!r} holds no question to answer again"
                 raise ConfigurationError(msg)
@@ -1052,7 +1010,7 @@ class TurnHistory(BaseChatMessageHistory):
         window: Window | None,
         replaces: int | None = None,
         turn_id: str | None = None,
-    ) -> HistoryView:
+    ) -> base.HistoryView:
         if replaces is not None:
             self._store.check_edits()
         limits = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
@@ -1080,8 +1038,8 @@ class TurnHistory(BaseChatMessageHistory):
         problems = self._report(turns)
         counted_by = counter_name(self.token_counter if after else asked.counter)
         origins = [t for t in turns for _ in t.messages][begin:]
-        known = HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
-        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
+        known = base.HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
+        return base.HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
 
     async def _newest(
         self, asked: Window, replaces: int | None, turn_id: str | None, *, sliced: bool
@@ -1165,7 +1123,7 @@ class TurnHistory(BaseChatMessageHistory):
         problems = [problem for turn in turns for problem in turn.problems]
         if problems and self._on_corrupt == "raise":
             msg = f"{len(problems)} unreadable in session {self._scope.session_id!r}: {problems[0]}"
-            raise MessageDecodeError(msg)
+            raise errors.MessageDecodeError(msg)
         if problems:
             shown = "; ".join(problems[:3])
             logger.warning("%d unreadable in session %r, left out: %s", len(problems), self._scope.session_id, shown)
@@ -1186,10 +1144,10 @@ class HistoryOptions(TypedDict, total=False):
 
     history_size: int | None
     ttl: float | None
-    token_counter: TokenCounterLike
+    token_counter: base.TokenCounterLike
     on_corrupt: Literal["report", "raise"]
     timeout: float
-    now: Now
+    now: base.Now
 
 
 H = TypeVar("H", bound="TurnHistory")
@@ -1209,7 +1167,7 @@ def check_options(kind: type[TurnHistory], options: Mapping[str, object]) -> Non
             raise ConfigurationError(msg)
     parameters = inspect.signature(kind).parameters.values()
     # arguments that a subclass's constructor takes before the `*` are accepted as well
-    check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
+    base.check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
 
 
 class HistoryFactory(ClosingMixin, Generic[H]):
@@ -1304,7 +1262,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         *,
         limit: int | None = None,
         before: str | None = None,
-        where: Mapping[str, Any] | None = None,
+        where: Metadata | None = None,
         hidden: bool = False,
     ) -> list[SessionInfo]:
         """Return the user's sessions that hold turns, most recently used first, with titles: all, or a page of them.
@@ -1345,19 +1303,14 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         *,
         limit: int | None = None,
         before: str | None = None,
-        where: Mapping[str, Any] | None = None,
+        where: Metadata | None = None,
         hidden: bool = False,
     ) -> list[SessionInfo]:
         """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
         return await self._store.arun(self._store.session_page(_asked(user_id, limit, before, where, hidden)))
 
     def update_session(
-        self,
-        session_id: str,
-        user_id: str | None = None,
-        *,
-        title: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        self, session_id: str, user_id: str | None = None, *, title: str | None = None, metadata: Metadata | None = None
     ) -> None:
         """Store a title, metadata or both for a session that holds turns; `clear` and `purge` delete them.
 
@@ -1381,18 +1334,13 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             >>> [session.title for session in histories.list_sessions("u1", where={"folder": "travel"})]
             ['Reefs']
         """
-        self._store.run(self._update(session_id, user_id, title, metadata))
+        self._store.run(self._update(_scope(session_id, user_id), title, metadata))
 
     async def aupdate_session(
-        self,
-        session_id: str,
-        user_id: str | None = None,
-        *,
-        title: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        self, session_id: str, user_id: str | None = None, *, title: str | None = None, metadata: Metadata | None = None
     ) -> None:
         """Run `update_session` asynchronously."""
-        await self._store.arun(self._update(session_id, user_id, title, metadata))
+        await self._store.arun(self._update(_scope(session_id, user_id), title, metadata))
 
     def generate_title(self, session_id: str, llm: Runnable[Any, Any], user_id: str | None = None) -> str:
         """Have a model write a title of the beginning of a conversation, store it, and return it.
@@ -1416,7 +1364,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     def search_messages(
         self, user_id: str | None, text: str, *, limit: int = 20, before: str | None = None
-    ) -> list[FoundMessage]:
+    ) -> list[base.FoundMessage]:
         """Find what was said in the user's sessions, by words, the newest first.
 
         There is no full-text index: the user's turns are looked through, newest first, until enough is found. The cost
@@ -1449,7 +1397,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     async def asearch_messages(
         self, user_id: str | None, text: str, *, limit: int = 20, before: str | None = None
-    ) -> list[FoundMessage]:
+    ) -> list[base.FoundMessage]:
         """Run `search_messages` asynchronously."""
         return await self._store.arun(self._search(user_id, text, limit, before))
 
@@ -1524,15 +1472,10 @@ class HistoryFactory(ClosingMixin, Generic[H]):
     # -- flows
 
     async def _update(
-        self, session_id: str, user_id: str | None, title: str | None, metadata: Mapping[str, Any] | None
+        self, scope: SessionScope, title: str | None, metadata: Metadata | None = None, epoch: int | None = None
     ) -> None:
         details = sessions.check_title(title), sessions.check_metadata(metadata)
-        await self._store_details(_scope(session_id, user_id), *details)
-
-    async def _store_details(
-        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
-    ) -> None:
-        if not await self._store.update_session(scope, title, metadata, epoch):
+        if not await self._store.update_session(scope, *details, epoch):
             why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
             msg = f"session {scope.session_id!r} {why}"
             raise ConfigurationError(msg)
@@ -1547,7 +1490,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             nothing = SessionInfo(session_id, 0, None, None)
             title = sessions.title_in(answer_text(answer)) or sessions.describe_session(nothing, turns, None).title
         # The model took its time: a title of turns that were cleared meanwhile is not stored.
-        await self._step(lambda: self._store_details(scope, title, None, epoch))
+        await self._step(lambda: self._update(scope, title, epoch=epoch))
         return title
 
     def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
@@ -1569,10 +1512,10 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             if after is None:
                 return total
 
-    async def _search(self, user_id: str | None, text: str, limit: int, before: str | None) -> list[FoundMessage]:
+    async def _search(self, user_id: str | None, text: str, limit: int, before: str | None) -> list[base.FoundMessage]:
         owner, words, most = _owner(user_id), sessions.words_of(text), check_size(limit, "limit", 1)
         after = begin = ListPosition.read(before)
-        found: list[FoundMessage] = []
+        found: list[base.FoundMessage] = []
         while len(found) < most:
             turns, after = await self._store.find_turns(owner, words, after, most)
             found += [hit for name, turn in turns for hit in sessions.found_in(name, turn, words, begin)]
@@ -1582,7 +1525,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
 
 def _asked(
-    user_id: str | None, limit: int | None, before: str | None, where: Mapping[str, Any] | None, hidden: bool
+    user_id: str | None, limit: int | None, before: str | None, where: Metadata | None, hidden: bool
 ) -> SessionQuery:
     most, place = limit if limit is None else check_size(limit, "limit", 1), ListPosition.read(before)
     return SessionQuery(_owner(user_id), most, place, sessions.check_where(where), hidden)

@@ -196,10 +196,7 @@ def replaced_in(edits: Iterable[tuple[str, Edit]]) -> list[tuple[str, int, int]]
 
 
 def read_turn(
-    row: Mapping[str, Any],
-    counter: TokenCounter | None,
-    newest: int | None = None,
-    replaced: Container[int] = (),
+    row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None, replaced: Container[int] = ()
 ) -> Turn:
     """Decode a stored row into a `Turn`. Damaged messages, or a newer format, become a line in `problems`.
 

@@ -14,19 +14,9 @@ from itertools import pairwise
 from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from uuid import uuid4
 
+from langchain_memkit import base
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
-from langchain_memkit.base import (
-    ListPosition,
-    Now,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    TokenCounterLike,
-    Turn,
-    check_seconds,
-    same_conversation,
-    utc_now,
-)
+from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn, same_conversation, utc_now
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
@@ -130,8 +120,10 @@ MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every t
 class SQLiteTurnStore(Transactions, TurnStore):
     """The turn store on SQLite, as flows of a step or two each."""
 
-    def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
-        check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
+    def __init__(
+        self, database: Database, ttl: float | None, token_counter: base.TokenCounter | None, now: base.Now
+    ) -> None:
+        base.check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
         super().__init__(database, now)
         self._ttl = ttl
         self._counter = token_counter
@@ -579,11 +571,11 @@ class SQLiteChatMessageHistory(TurnHistory):
         user_id: str | None = None,
         history_size: int | None = None,
         ttl: float | None = None,
-        token_counter: TokenCounterLike = None,
+        token_counter: base.TokenCounterLike = None,
         on_corrupt: Literal["report", "raise"] = "report",
         timeout: float = 30.0,
         file_mode: int = OWNER_ALONE,
-        now: Now = utc_now,
+        now: base.Now = utc_now,
     ) -> None:
         counter = resolve_counter(token_counter)
         store = SQLiteTurnStore(shared_database(path, timeout, file_mode), ttl, counter, now)
