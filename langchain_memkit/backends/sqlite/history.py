@@ -32,12 +32,10 @@ UNREPLACED = (
     " AND seq >= json_extract(range.value, '$[1]') AND seq < json_extract(range.value, '$[2]'))"
 )
 HERE = "user_id = :user AND session_id = :session"
-COPIED = (  # the turns that a fork copies
-    f"{HERE} AND (expires_at IS NULL OR expires_at > :now) AND kind = 'turn' AND NOT is_deleted AND seq > :base"
-    " AND seq <= :end AND NOT EXISTS (SELECT 1 FROM json_each(:ranges)"
-    " WHERE seq >= json_extract(value, '$[0]') AND seq < json_extract(value, '$[1]'))"
-)
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
+COPIED = (  # the turns that a fork copies
+    f"{HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted AND seq > :base AND seq <= :end AND {UNREPLACED}"
+)
 SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
     f"typeof(seq) = 'integer' AND seq BETWEEN 1 AND {MOST} AND typeof(epoch) = 'integer'"
     " AND typeof(base) = 'integer' AND base BETWEEN 0 AND seq"
@@ -104,11 +102,6 @@ Kind: TypeAlias = Literal["turn", "undo", "clear", "purge"]
 EDITABLE = 8  # the version of a file from which on its rows may replace others
 
 
-def replaces_of(row: sqlite3.Row) -> Any:
-    """Return what a row replaces; None in an older file that cannot be written to."""
-    return row["replaces"] if "replaces" in row.keys() else None  # noqa: SIM118  # of a row, whose `in` looks at values
-
-
 def is_turn(row: sqlite3.Row, hidden: bool = False) -> bool:
     """Return whether a row is a turn, not one that takes an edit back, and (unless `hidden`) not soft-deleted."""
     return row["kind"] != "undo" and (hidden or row["is_deleted"] != 1)
@@ -151,7 +144,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # later append notices a purge of a session that held nothing.
             epoch = head.epoch or self._purged(connection, scope.user_id)
             replaced = history_rows.ReplacedTurns(
-                history_rows.Edit(row["seq"], replaces_of(row)) for row in rows if row["seq"] > base
+                # an older file that cannot be written to has no such column
+                history_rows.Edit(row["seq"], dict(row).get("replaces"))
+                for row in rows
+                if row["seq"] > base
             )
             shown = (row for row in rows if row["seq"] > base and is_turn(row) and row["seq"] not in replaced)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
@@ -208,27 +204,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first; `hidden` counts soft-deleted turns as well."""
-        query = (
-            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
-            f" AND kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE} AND {UNREPLACED}"
-            " GROUP BY session_id ORDER BY MAX(created_at) DESC"
-        )
-        with self._reading() as connection:
-            ranges = json.dumps(self._ranges(connection, user_id))  # first: an edit in between then hides nothing
-            given = {"user": user_id, "ranges": ranges, "now": self._now().timestamp()}
-            rows = connection.execute(query, given).fetchall()
-        return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
-
-    def _ranges(self, connection: sqlite3.Connection, user_id: str) -> list[tuple[str, int, int]]:
-        """Return the ranges of positions that were replaced in the sessions of a user."""
-        if connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE:
-            return []
-        query = (
-            f"SELECT session_id, seq, replaces FROM turns INDEXED BY turns_replaces WHERE user_id = :user AND {LIVE}"
-        )
-        given = {"user": user_id, "now": self._now().timestamp()}
-        rows = connection.execute(f"{query} AND replaces IS NOT NULL", given).fetchall()
-        return history_rows.replaced_in((name, history_rows.Edit(*edit)) for name, *edit in rows)
+        return await self.session_page(SessionQuery(user_id, hidden=hidden))
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
@@ -261,7 +237,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         ).replace("{DATED}", DATED)
         given = {"user": asked.user_id, "names": json.dumps(names), "item": asked.item, "now": self._now().timestamp()}
         with self._reading() as connection:
-            given["ranges"] = json.dumps(self._ranges(connection, asked.user_id))
+            given["ranges"] = self._ranges(connection, asked.user_id)
             found = connection.execute(query, given).fetchall()
             ends = json.dumps([place for row in found for place in row[4:]])
             # the plus sign keeps SQLite from walking all turns of the user
@@ -283,9 +259,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
     ) -> bool:
         """Store title and metadata of a session in one transaction; return False if it holds no turns."""
-        last = (
-            f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC LIMIT 1"
-        )
+        last = f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC"
         query = "SELECT * FROM session_details WHERE user_id = ? AND session_id = ?"
 
         def write(connection: sqlite3.Connection) -> bool:
@@ -315,7 +289,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         folded = [word.casefold() for word in words]
         found: list[tuple[str, Turn]] = []
         with self._reading() as connection:
-            given["ranges"] = json.dumps(self._ranges(connection, user_id))
+            given["ranges"] = self._ranges(connection, user_id)
             for row in connection.execute(query, given):
                 text = str(row["messages"]).casefold()  # not decoded: most rows do not hold the words
                 if all(word in text for word in folded):
@@ -366,24 +340,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
         def write(connection: sqlite3.Connection) -> bool:
             self._expire(connection, target)
-            ranges = json.dumps(history_rows.ReplacedTurns(self._edits(connection, scope)).ranges)
-            base = (self._head(connection, scope) or EMPTY).base
+            base, ranges = (self._head(connection, scope) or EMPTY).base, self._ranges(connection, scope.user_id)
             given = self._parameters(scope, base=base, end=MOST if at is None else at, ranges=ranges)
-            copied, there = (
-                [row[0] for row in connection.execute(query, {**given, **more}).fetchall()]
-                for query, more in [
-                    (f"SELECT op FROM turns WHERE {COPIED} ORDER BY seq", {}),
-                    (
-                        f"SELECT op FROM turns WHERE {HERE} AND kind IN ('turn', 'undo') ORDER BY seq",
-                        {"session": session_id},
-                    ),
-                ]
-            )
+            copied = connection.execute(f"SELECT op FROM turns WHERE {COPIED} ORDER BY seq", given).fetchall()
+            query = f"SELECT op FROM turns WHERE {HERE} AND kind IN ('turn', 'undo') ORDER BY seq"
+            there = connection.execute(query, self._parameters(target)).fetchall()
             if there or not copied:
                 return there == copied
             head = self._head(connection, target) or SessionHead(0, history_rows.new_epoch(), 0)
-            given |= {"target": session_id, "last": self._last(connection, target, head)}
-            given |= {"epoch": head.epoch, "above": head.base}
+            last = self._last(connection, target, head)
+            given |= {"target": session_id, "last": last, "epoch": head.epoch, "above": head.base}
             connection.execute(
                 "INSERT INTO turns SELECT user_id, :target, :last + row_number() OVER (ORDER BY seq), op, kind, v,"
                 " :epoch, :above, created_at, expires_at, is_deleted, messages, tokens, token_counter, checksum,"
@@ -433,13 +399,22 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return SessionHead(*row) if row else None
 
     def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[history_rows.Edit]:
-        if (
-            connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE
-        ):  # an older file that cannot be written to
-            return []
-        query = f"SELECT seq, replaces, kind = 'undo' FROM turns INDEXED BY turns_replaces WHERE {HERE} AND {LIVE}"
-        query += f" AND replaces IS NOT NULL AND seq <= {MOST} ORDER BY seq DESC"
-        return [history_rows.Edit(*row) for row in connection.execute(query, self._parameters(scope))]
+        return [edit for _, edit in self._edits_of(connection, HERE, self._parameters(scope))]
+
+    def _edits_of(
+        self, connection: sqlite3.Connection, where: str, given: dict[str, object]
+    ) -> list[tuple[str, history_rows.Edit]]:
+        """Return the rows that replace others, newest first, each with its session."""
+        if connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE:
+            return []  # an older file that cannot be written to
+        query = f"SELECT session_id, seq, replaces, kind = 'undo' FROM turns INDEXED BY turns_replaces WHERE {where}"
+        query += f" AND {LIVE} AND replaces IS NOT NULL AND seq <= {MOST} ORDER BY seq DESC"
+        return [(name, history_rows.Edit(*edit)) for name, *edit in connection.execute(query, given)]
+
+    def _ranges(self, connection: sqlite3.Connection, user_id: str) -> str:
+        """Return the ranges of positions that were replaced in the sessions of a user, for `UNREPLACED`."""
+        given: dict[str, object] = {"user": user_id, "now": self._now().timestamp()}
+        return json.dumps(history_rows.replaced_in(self._edits_of(connection, "user_id = :user", given)))
 
     def _end(self, connection: sqlite3.Connection, scope: SessionScope) -> int:
         query = f"SELECT MAX(seq) FROM turns WHERE {HERE} AND seq <= {MOST}"
