@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit._histories import turns_between
-from langchain_memkit._sync import Step, adrive, drive, dry_run
+from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import message_text
 from langchain_memkit.runnables import trace
@@ -165,7 +164,7 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
         with suppress(trace.ModelReached):
             return await target.ainvoke(input, config)
 
-    with _dry(recorder):
+    with recorder.listening():
         output = await Step(sync, asynchronous)
     ours = any(hasattr(step, "window") for step in steps_of(runnable))
     if ours and recorder.stopped_at in (None, "answer"):  # preprocessors that are piped by hand
@@ -179,17 +178,6 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
     elif recorder.stopped_at not in (None, "answer"):
         seen.notes.append(f"ended before the call for {recorder.stopped_at}, on which the answering call depends")
     return seen
-
-
-@contextmanager
-def _dry(recorder: TurnRecorder) -> Iterator[None]:
-    """Make what runs in the `with` block a dry run."""
-    token = dry_run.set(True)
-    try:
-        with recorder.listening():
-            yield
-    finally:
-        dry_run.reset(token)
 
 
 def _check(runnable: object) -> None:

@@ -648,7 +648,7 @@ class AgentTurns:
         before, after = insert_note(kept, own, note, apart=False)
         shown = [*summary, *before, *after]
         context.asked = run.own(messages)  # what of it is left out is told
-        run.recorder.opened(run.marker["turn_id"], prompt.preprocessor, past, shown, context)
+        run.recorder.opened(run.marker["turn_id"], prompt.preprocessor, shown, context)
         return shown
 
     async def commit(self, run: Run, state: State, config: RunnableConfig) -> Marker:

@@ -31,14 +31,7 @@ from langchain_memkit.runnables.wiring import Wiring, find_wiring, wiring_advice
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
 
 
-SESSION_ID = ConfigurableFieldSpec(
-    id="session_id",
-    annotation=str,
-    name="Session ID",
-    description="Unique identifier for a session.",
-    default="",
-    is_shared=True,
-)
+SESSION_ID = ConfigurableFieldSpec("session_id", str, "Session ID", "Unique identifier for a session.", "", True)
 
 
 SHOW = "give preprocessor= to change what the model is shown, or let get_session_history return a history of your own"

@@ -203,7 +203,7 @@ class HistoryTurn(Runnable[Any, Any]):
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]
         before, after = insert_note(past, asked, note, apart=wiring.history_key is not None)
-        recorder.opened(turn_id, prompt.preprocessor, view.messages, [*before, *after], context)
+        recorder.opened(turn_id, prompt.preprocessor, [*before, *after], context)
         return OpenTurn(
             session=session,
             view=view,

@@ -29,8 +29,8 @@ from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, c
 from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.backend import StoreBackend
-from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope
-from langchain_memkit.stores.sessions import SessionQuery
+from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage
+from langchain_memkit.stores.sessions import FoundPage, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -146,9 +146,7 @@ class TurnStore(StoreBackend, ABC):
         """
 
     @abstractmethod
-    async def page_forward(
-        self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Read a page of turns, oldest first; which turns are returned is said at `page_back`.
 
         Args:
@@ -270,9 +268,7 @@ class TurnStore(StoreBackend, ABC):
         """
         raise self._lacks("keeps no titles and metadata", "update_session")
 
-    async def find_turns(
-        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
-    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+    async def find_turns(self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int) -> FoundPage:
         """Read a page of the user's turns that may hold all words, newest first. By default this is refused.
 
         Args:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -26,10 +25,19 @@ from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, i
 from langchain_memkit.base import EDITS, ListPosition, SessionHead, SessionInfo, Turn, same_conversation
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.stores import history_rows
+from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import TurnStore
-from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
-from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time, word_pattern
+from langchain_memkit.stores.history_rows import (
+    EMPTY,
+    MOST,
+    Batch,
+    Page,
+    PageLimit,
+    ReadVersion,
+    SessionScope,
+    TurnPage,
+)
+from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -250,11 +258,6 @@ def _aggregate(pipeline: list[BsonDict], collection: Any) -> Any:
     return commands.rows_of(collection.aggregate(pipeline))
 
 
-def newest_first(sessions: Iterable[SessionInfo]) -> list[SessionInfo]:
-    """Sort sessions by their last use; those without a date come last."""
-    return sorted(sessions, key=lambda s: (-s.updated_at.timestamp() if s.updated_at else math.inf, s.session_id))
-
-
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
@@ -326,9 +329,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         legacy = LegacyPosition(None, documents[-1].get("createdAt") if documents else None)
         return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy, known)
 
-    async def page_forward(
-        self, scope: SessionScope, after: Any | None, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any | None]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns, oldest first: langchain-mongodb's rows, then ours."""
         # No head while paging through langchain-mongodb's rows: they are not in our index, so it would cost a scan.
         legacy = after if isinstance(after, LegacyPosition) else None
@@ -349,12 +350,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return turns, (documents[-1]["seq"], end) if len(documents) == limit else None
 
     def _live_turns(
-        self,
-        documents: list[BsonDict],
-        base: int,
-        now: datetime,
-        replaced: history_rows.ReplacedTurns,
-        hidden: bool = False,
+        self, documents: list[BsonDict], base: int, now: datetime, replaced: Container[int], hidden: bool = False
     ) -> Iterator[Turn]:
         for document in documents:
             if is_live(document, base, now, hidden) and (hidden or document.get("seq") not in replaced):
@@ -416,13 +412,13 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             for rows in await self.grouped(self._legacy_sessions(), self.settings.legacy_keys[0], "_id"):
                 ours = merged.get(rows.session_id, SessionInfo(rows.session_id, 0, None, rows.updated_at))
                 merged[rows.session_id] = replace(ours, turns=ours.turns + rows.turns, created_at=rows.created_at)
-        return newest_first(merged.values())
+        return sessions.page_of(merged.values(), SessionQuery(user_id))
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
         if self.layout != "turns" or await self._mixed(asked.user_id):
             return await super().session_page(asked)
-        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
+        return await sessions.page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
     async def _mixed(self, user_id: str) -> bool:
         """Whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
@@ -431,9 +427,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     def _legacy_sessions(self) -> BsonDict:
         return {**legacy_filter(*self.settings.legacy_keys), self.settings.legacy_keys[0]: {"$type": "string"}}
 
-    async def _walk(
-        self, user_id: str, place: ListPosition | None, done: list[str], count: int
-    ) -> list[tuple[datetime, str]]:
+    async def _walk(self, user_id: str, place: ListPosition | None, done: list[str], count: int) -> Places:
         query = turns_filter(user_id, createdAt=docs.until(place)) | {"session_id": {"$nin": done}}
         rows = await self.by_index(query, docs.BY_TIME, {"_id": 0, "createdAt": 1, "session_id": 1}, count)
         return [(at, str(row["session_id"])) for row in rows if isinstance(at := row["createdAt"], datetime)]
@@ -468,17 +462,15 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         for name, row in found.items():
             info = SessionInfo(name, row["turns"], docs.date_of(row["created"]), docs.date_of(row["updated"]))
             first, last = (ends.get(row[end]["id"]) for end in ("first", "last"))
-            listed.append(describe_session(info, [first] if first else [], last, details.get(name)))
+            listed.append(sessions.describe_session(info, [first] if first else [], last, details.get(name)))
         return listed
 
-    async def find_turns(
-        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
-    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+    async def find_turns(self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int) -> FoundPage:
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
         if self.layout != "turns" or await self._mixed(user_id):
             return await super().find_turns(user_id, words, after, limit)
         # The words hold no signs, so they are no patterns of the caller's.
-        patterns = [{"$regex": word_pattern(word), "$options": "i"} for word in words]
+        patterns = [{"$regex": sessions.word_pattern(word), "$options": "i"} for word in words]
         said = [{"$or": [{"messages.content": each}, {"messages.content.text": each}]} for each in patterns]
         query = turns_filter(user_id, kind={"$nin": NO_TURNS}, createdAt=docs.until(after))
         further = [*said, *docs.later(after)]
@@ -547,8 +539,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query, epoch = turns_filter(*scope, seq={"$eq": docs.DETAILS}), turn["epoch"]
         begin = turn["epoch"] >> EDITS << EDITS  # edits of the conversation change the last bits only
         await self.delete_many({**query, "epoch": {"$not": {"$gte": begin, "$lt": begin + (1 << EDITS)}}})
-        kept = {"title": title, "metadata": metadata}
-        given = {name: value for name, value in kept.items() if value is not None}
+        given = {name: value for name, value in (("title", title), ("metadata", metadata)) if value is not None}
         fresh: BsonDict = {"op": "session", "kind": "session", "v": FORMAT_VERSION, "title": "", "metadata": "{}"}
         made = {name: value for name, value in fresh.items() if name not in given}
         now = {**given, "epoch": epoch, "expiresAt": turn.get("expiresAt")}  # no date: it stays
@@ -651,7 +642,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def _tombstone(self, scope: SessionScope, kind: Kind, *, begun: bool = False) -> SessionHead:
         """Insert a tombstone at the end of a session, which voids everything before it; return the new head."""
-        batch = Batch([], [], [TurnRow(f"{kind}:{uuid4()}", [], [])], None)
+        batch = Batch([], [], [history_rows.TurnRow(f"{kind}:{uuid4()}", [], [])], None)
         return await Append(self, scope, batch, kind, unknown=begun).flow()
 
     async def erase_before(self, scope: SessionScope, head: SessionHead) -> int:

@@ -20,10 +20,10 @@ from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn, 
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
-from langchain_memkit.stores import history_rows
+from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
-from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
-from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time
+from langchain_memkit.stores.history_rows import EMPTY, MOST, Page, PageLimit, SessionScope, TurnPage, TurnRow
+from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 T = TypeVar("T")
 
@@ -158,13 +158,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
             lost = [turn for turn in lost_turns(connection, scope, seqs, last or base) if turn.seq not in replaced]
             # The next page begins below what the rows of this one replace, as far as they were read.
             last = (turns[-1].replaces or last) if stopped else min(last, replaced.first)
-            if lost:
-                turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
             return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
-    async def page_forward(
-        self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], tuple[int, int] | None]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
         with self._reading() as connection:
             # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
@@ -182,8 +179,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
             seqs = [*([] if is_full else [MOST + 1]), *(row["seq"] for row in reversed(rows))]
-            if lost := [turn for turn in lost_turns(connection, scope, seqs, begin) if turn.seq not in replaced]:
-                turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
+            lost = [turn for turn in lost_turns(connection, scope, seqs, begin) if turn.seq not in replaced]
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
             return turns, (rows[-1]["seq"], end) if is_full else None
 
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
@@ -208,11 +205,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
-        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
+        return await sessions.page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
-    async def _walk(
-        self, user_id: str, place: ListPosition | None, done: list[str], count: int
-    ) -> list[tuple[datetime, str]]:
+    async def _walk(self, user_id: str, place: ListPosition | None, done: list[str], count: int) -> Places:
         query = (
             f"SELECT created_at, session_id FROM turns WHERE user_id = :user AND {DATED} AND created_at <= :at"
             " AND session_id NOT IN (SELECT value FROM json_each(:done))"
@@ -246,7 +241,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
             details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
         return [
-            describe_session(
+            sessions.describe_session(
                 SessionInfo(name, count, iso_date_of(begun), iso_date_of(used)),
                 [turns[first]] if first in turns else [],
                 turns.get(last),
@@ -274,9 +269,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
         return await self._write(write)
 
-    async def find_turns(
-        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
-    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+    async def find_turns(self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int) -> FoundPage:
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
         query = (
             f"SELECT * FROM turns WHERE user_id = :user AND created_at <= :at AND {LATER} AND {DATED}"
@@ -306,7 +299,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
         rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
         return [row[0] for row in rows]
 
-    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
+    async def append(
+        self, scope: SessionScope, batch: history_rows.Batch, expected_seq: int | None, origin: history_rows.ReadVersion
+    ) -> int:
         """Store a batch in one transaction, and return the position of its last row."""
 
         def write(connection: sqlite3.Connection) -> int:
