@@ -12,13 +12,8 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, Unpack
 
-from langchain.agents.middleware.types import (
-    AgentMiddleware,
-    ExtendedModelResponse,
-    ModelRequest,
-    ModelResponse,
-    ToolCallRequest,
-)
+from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse, ToolCallRequest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -32,16 +27,7 @@ from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware import run as runs
-from langchain_memkit.middleware.run import (
-    HistoryState,
-    Marker,
-    Run,
-    RunHandle,
-    State,
-    StepCalls,
-    ids_of_call,
-    messages_in,
-)
+from langchain_memkit.middleware.run import HistoryState, Marker, Run, RunHandle, State, StepCalls, ids_of_call
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
 from langchain_memkit.runnables.session import Configurable, checked_function
@@ -212,7 +198,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return runs.dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
+        return runs.dialogue_in_state(here or state.get("memkit_seen") or [], runs.messages_in(state))
 
     async def _begin(self, state: State, runtime: Context) -> Update:
         config = get_config()
@@ -233,7 +219,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             run = await self._turns.resume(state, ids_of_call(config, context), config, self._seen(state))
         else:  # the invocation did not pass `before_agent`
             run = await self._turns.begin(state, ids_of_call(config, context), config)
-        run.observe(messages_in(state))
+        run.observe(runs.messages_in(state))
         return run
 
     @contextmanager
@@ -256,7 +242,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _shown(self, run: Run, request: Request, config: RunnableConfig) -> Request:
         self._calls_of(run.marker, new=True)
         given = convert_to_messages(request.messages)
-        messages: list[Any] = await self._turns.prompt(run, given, messages_in(request.state), config)
+        messages: list[Any] = await self._turns.prompt(run, given, runs.messages_in(request.state), config)
         return request.override(messages=messages)
 
     async def _smaller(

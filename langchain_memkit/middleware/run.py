@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise, takewhile
-from typing import Annotated, Any, NotRequired, Self, TypedDict
+from typing import Annotated, Any, NotRequired, Self, TypeAlias, TypedDict
 from uuid import UUID, uuid4
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
@@ -67,6 +67,8 @@ class HistoryState(AgentState[Any]):
     memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
 
 
+Messages: TypeAlias = Sequence[BaseMessage]
+
 State = Mapping[str, Any]
 """A state as LangGraph hands it over: its keys depend on the agent's other middleware."""
 
@@ -76,7 +78,7 @@ def messages_in(state: State) -> list[BaseMessage]:
     return convert_to_messages(state["messages"])
 
 
-def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, settled: bool = False) -> int:
+def unstored_start(messages: Messages, marker: Marker | None, *, settled: bool = False) -> int:
     """Find the position of the first message that the transcript may not have, given the previous run's marker.
 
     A message is found by its id. Where it has none (states with another reducer than LangGraph's `add_messages`), the
@@ -100,7 +102,7 @@ def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, se
     return start
 
 
-def start_of_turn(messages: Sequence[BaseMessage], start: int) -> int:
+def start_of_turn(messages: Messages, start: int) -> int:
     """Return the position of the last turn from `start` on; unanswered questions before it belong to it."""
     starts = turn_starts(messages[start:])
     return start + (starts[-1] if starts else 0)
@@ -118,14 +120,14 @@ def dialogue_of_run(state: State) -> list[BaseMessage]:
     return in_state_order(seen, [m for m in own if is_dialogue(m)])
 
 
-def in_state_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def in_state_order(seen: Messages, messages: Messages) -> list[BaseMessage]:
     """Return the run's messages in state order, preferring the state's current copy, with newer ones at the end."""
     current = {m.id: m for m in messages}
     before = {m.id for m in seen}
     return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
 
 
-def dialogue_in_state(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def dialogue_in_state(seen: Messages, messages: Messages) -> list[BaseMessage]:
     """Return the run's messages up to the last one that is still in the state; later ones were taken back."""
     current = {m.id for m in messages}
     last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
@@ -215,12 +217,12 @@ class Run:
     _summaries: set[str] | None = None
     _answers: list[str] = field(default_factory=list)
 
-    def start_at(self, messages: Sequence[BaseMessage], first: int) -> None:
+    def start_at(self, messages: Messages, first: int) -> None:
         """Count the state's messages before a position as older than the run, unless they recur after it."""
         self.older = {m.id for m in messages[:first] if m.id} - {m.id for m in messages[first:]}
         self.older_unnamed = sum(not m.id for m in messages[:first])
 
-    def remember(self, seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> None:
+    def remember(self, seen: Messages, messages: Messages) -> None:
         """Restore the messages of an earlier part of the run, some of which the state may have lost."""
         self._seen = {m.id or "": m for m in seen}
         self._removed = self._seen.keys() - {m.id for m in messages}
@@ -231,13 +233,13 @@ class Run:
         """The run's messages, those removed from the state included."""
         return list(self._seen.values())
 
-    def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def own(self, messages: Messages) -> list[BaseMessage]:
         """Return those of the state's messages that belong to the run, each with an id."""
         found = [messages[i] for i in self._own_positions(messages)]
         named = with_turn_ids(found, [self.marker["place"]], self.marker["turn_id"])
         return [m for m in named if is_dialogue(m)]
 
-    def own_of_request(self, given: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def own_of_request(self, given: Messages, messages: Messages) -> list[BaseMessage]:
         """Return the run's messages in a request, as other middleware left them.
 
         A request with the ids of the state's messages is those, edited in place; else messages without an id are
@@ -260,7 +262,7 @@ class Run:
                 found.insert(0, message)
         return found
 
-    def _own_positions(self, messages: Sequence[BaseMessage]) -> list[int]:
+    def _own_positions(self, messages: Messages) -> list[int]:
         # Messages without an id can only be counted: the first `older_unnamed` of them came before the run.
         older, found = self.older_unnamed, list[int]()
         last = {m.id: i for i, m in enumerate(messages)}  # a reducer may keep a message and its change
@@ -274,7 +276,7 @@ class Run:
                 found.append(i)
         return found
 
-    def past(self, given: Sequence[BaseMessage], own: set[str], *, summarized: bool) -> list[BaseMessage]:
+    def past(self, given: Messages, own: set[str], *, summarized: bool) -> list[BaseMessage]:
         """Return the transcript before the run, without the messages `own` and the branches that this thread left."""
         read = self.view.messages
         if not isinstance(read, HistoryMessages):
@@ -296,7 +298,7 @@ class Run:
                 places.append(i)
         return read if len(places) == len(read) else read.selected(places)
 
-    def observe(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def observe(self, messages: Messages) -> list[BaseMessage]:
         """Synchronize with the state's messages and return all messages of the run, removed ones included.
 
         A message that disappears when a summary comes, or while later ones stay, was summarized or trimmed: it still
@@ -325,17 +327,17 @@ class Run:
         self._seen = merged | {name: self._seen[name] for name in left}
         return self.seen
 
-    def answered(self, messages: Sequence[BaseMessage]) -> None:
+    def answered(self, messages: Messages) -> None:
         """Record the ids of the model's answer, which the state does not have yet."""
         self._answers = [m.id for m in messages if m.id]
 
-    def said(self, more: Sequence[BaseMessage]) -> tuple[list[BaseMessage], list[BaseMessage]]:
+    def said(self, more: Messages) -> tuple[list[BaseMessage], list[BaseMessage]]:
         """Return the run's unstored input, and its unstored messages since, `more` and a partial answer included."""
         messages = [*self._seen.values(), *(m for m in more if m.id not in self._seen), *self.partial.messages()]
         first = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
         return self.unstored(messages[:first]), self.unstored(messages[first:])
 
-    def unstored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def unstored(self, messages: Messages) -> list[BaseMessage]:
         """Return the messages that are not in the transcript yet."""
         return [m for m in messages if m.id not in self.known]
 
@@ -445,9 +447,7 @@ class AgentTurns:
     get_session_history: GetSessionHistory
     options: TurnOptions
 
-    async def begin(
-        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Sequence[BaseMessage] = ()
-    ) -> Run:
+    async def begin(self, state: State, configurable: Configurable, config: RunnableConfig, seen: Messages = ()) -> Run:
         """Start a run with new input; messages of the state that the transcript lacks are stored first.
 
         `seen` are the messages of the previous run, removed ones included. A dry run stores nothing.
@@ -515,7 +515,7 @@ class AgentTurns:
         return run
 
     async def resume(
-        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Sequence[BaseMessage] = ()
+        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Messages = ()
     ) -> Run:
         """Resume a run that another invocation, perhaps in another process, started; the state has its marker."""
         messages = messages_in(state)
@@ -568,7 +568,7 @@ class AgentTurns:
             raise ConfigurationError(msg)
 
     async def _read(
-        self, session: BoundSession, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
+        self, session: BoundSession, ids: Sequence[str], asked: Messages, config: RunnableConfig
     ) -> tuple[set[str], HistoryView]:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, beside = self._view(session, asked, config), self.options.prompt.beside
@@ -580,19 +580,13 @@ class AgentTurns:
         [found] = await beside(session.memories, view)
         return {m.id for m in found.messages if m.id}, found
 
-    def _view(self, session: BoundSession, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:
+    def _view(self, session: BoundSession, asked: Messages, config: RunnableConfig) -> Step[HistoryView]:
         inside = config_of_turn(config, session.history, TurnContext(asked))
         chain = self.options.prompt.preprocessor
         return as_step(lambda: load_history(session.history, chain, inside, native=session.native))
 
     async def _adopt(
-        self,
-        run: Run,
-        left: list[BaseMessage],
-        before: Marker | None,
-        messages: Sequence[BaseMessage],
-        start: int,
-        config: RunnableConfig,
+        self, run: Run, left: Messages, before: Marker | None, messages: Messages, start: int, config: RunnableConfig
     ) -> None:
         """Store messages of the state that the transcript lacks, one row per turn; repeating it changes nothing.
 
@@ -600,7 +594,7 @@ class AgentTurns:
         """
         asked = messages[run.marker["start"] :]
         for begin, end in pairwise([*turn_starts(left), len(left)]):
-            said = left[begin:end]
+            said = list(left[begin:end])
             whole = whole_tool_groups(said)
             if whole != said:  # a tool call was still waiting for its result when the user went on
                 said = aborted(said) or whole
@@ -619,9 +613,7 @@ class AgentTurns:
                 break
         run.view = await self._view(run.session, asked, config)
 
-    async def prompt(
-        self, run: Run, given: Sequence[BaseMessage], messages: Sequence[BaseMessage], config: RunnableConfig
-    ) -> list[BaseMessage]:
+    async def prompt(self, run: Run, given: Messages, messages: Messages, config: RunnableConfig) -> list[BaseMessage]:
         """Build the messages for one call of the model from those of its request and of the state.
 
         A summary of LangChain's `SummarizationMiddleware` comes first, then past, note and the run's own messages.
@@ -638,7 +630,7 @@ class AgentTurns:
         if run.loaded is None:
             view = run.view._replace(messages=past)
             run.loaded = await prompt.load(run.session.memories, view, own, inside)
-        kept, asked, note = await prompt.compose(context, run.loaded, past, inside, in_run=True)
+        kept, asked, note = await prompt.compose(context, run.loaded, inside, in_run=True)
         own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.
         last = len(kept)
@@ -681,9 +673,7 @@ class AgentTurns:
         seq = seq or run.marker["seq"]
         return {**run.marker, "done": True, "end": end, "held": len(messages), "epoch": epoch, "seq": seq}
 
-    async def stopped(
-        self, run: Run, error: BaseException, results: Sequence[BaseMessage], config: RunnableConfig
-    ) -> None:
+    async def stopped(self, run: Run, error: BaseException, results: Messages, config: RunnableConfig) -> None:
         """Apply `on_model_error` after a model or a tool raised, or `on_abort` after the run was cancelled in a call.
 
         `results` are those that tools of the same step had returned.
@@ -699,9 +689,7 @@ class AgentTurns:
             run.known |= {m.id for m in (*asked, *said) if m.id}
 
 
-def _already_asked(
-    messages: Sequence[BaseMessage], named: Sequence[BaseMessage], known: set[str], retried: bool
-) -> int:
+def _already_asked(messages: Messages, named: Messages, known: set[str], retried: bool) -> int:
     """Count the input's leading messages that belong to the past, after a run that was not finished.
 
     They are stored, or a retry with the same turn id (`retried`) asks them again.

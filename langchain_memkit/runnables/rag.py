@@ -370,15 +370,9 @@ def create_conversational_rag_chain(
     searched = _condensing(retriever, llm, condense, n_questions)
     answering = RagAnswer(coerce_to_runnable(llm), searched, RagPrompt(prompt, input_messages_key), input_messages_key)
     chain: type[RunnableWithMessageHistory] = ConversationalRag  # with the constructor of its parent
-    return chain(
-        answering,
-        get_session_history,
-        input_messages_key=input_messages_key,
-        output_messages_key=ANSWER,
-        history_messages_key=HISTORY,
-        history_factory_config=history_factory_config,
-        **options,
-    )
+    keys: Any = {"input_messages_key": input_messages_key, "output_messages_key": ANSWER}
+    keys |= {"history_messages_key": HISTORY, "history_factory_config": history_factory_config}
+    return chain(answering, get_session_history, **keys, **options)
 
 
 class ConversationalRag(RunnableWithMessageHistory):

@@ -274,19 +274,14 @@ class PromptBuilder:
         return loaded
 
     async def compose(
-        self,
-        context: TurnContext,
-        loaded: Sequence[Record],
-        past: list[BaseMessage],
-        config: RunnableConfig,
-        *,
-        in_run: bool = False,
+        self, context: TurnContext, loaded: Sequence[Record], config: RunnableConfig, *, in_run: bool = False
     ) -> tuple[list[BaseMessage], list[BaseMessage], BaseMessage | None]:
         """Preprocess the past; return it with the new input and a note of the records that neither of them contains.
 
         Records that do not fit are left out. `in_run` says that the input is an agent's run so far, which may be cut.
         """
         asked, budgets, remarks = [*context.asked], budgets_of(self.preprocessor), list[str]()
+        past: Any = context.past
         if (chain := self.preprocessor) is not None:
             # The preprocessor sets room aside for the largest possible note: which records repeat the past is known
             # only once that is cut.

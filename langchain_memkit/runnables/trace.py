@@ -202,12 +202,10 @@ class TurnTrace:
             return ShownMessage(**{**message, "text": message["text"] or texts.get(name, NOT_STORED)})
 
         known = {each.name for each in fields(cls)} & data.keys()
-        calls = [
-            ModelCall(
-                **{k: v for k, v in call.items() if k != "tokens"} | {"messages": [*map(shown, call["messages"])]}
-            )
-            for call in data["calls"]
-        ]
+        calls = list[ModelCall]()
+        for call in data["calls"]:
+            told = {name: value for name, value in call.items() if name != "tokens"}
+            calls.append(ModelCall(**{**told, "messages": [shown(message) for message in call["messages"]]}))
         recalled = [
             RecalledRecord(**{**r, "text": NOT_STORED, "date": r["date"] and datetime.fromisoformat(r["date"])})
             for r in data["recalled"]
@@ -539,6 +537,7 @@ class TurnRecorder(BaseCallbackHandler):
             notes += _beyond(tokens, max_tokens, reserved, in_messages=counter_name(counter) == "len")
         condensed = [data for name, data in events if name == CONDENSED and data["searched_for"] != data["original"]]
         took = [call.seconds for call in calls if call.purpose == "answer" and call.seconds is not None]
+        records = split_notes(given)[1]
         return TurnTrace(
             messages=messages,
             tokens={**tokens, **({"reserved": reserved} if reserved else {})},
@@ -547,10 +546,7 @@ class TurnRecorder(BaseCallbackHandler):
             summarized=max((event["summarized"] for event in heard), default=0),
             dropped_ids=[*(each for event in heard for each in event["dropped_ids"]), *(m.id for m in left)],
             summarized_ids=[message_id for event in heard for message_id in event["summarized_ids"]],
-            recalled=[
-                RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text)
-                for r in split_notes(given)[1]
-            ],
+            recalled=[RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in records],
             notes=notes,
             counter=counter_name(counter),
             searched_for=condensed[0]["searched_for"] if condensed else None,  # the outer retriever speaks first

@@ -543,7 +543,7 @@ class TurnHistory(BaseChatMessageHistory):
         Raises:
             HistoryConflictError: No turn is shown at the position `replaces`.
         """
-        return self._store.run(self._view(max_messages, max_tokens, window, replaces, turn_id))
+        return self._store.run(self._view(window, replaces, turn_id, max_messages, max_tokens))
 
     async def aview(
         self,
@@ -555,7 +555,7 @@ class TurnHistory(BaseChatMessageHistory):
         turn_id: str | None = None,
     ) -> base.HistoryView:
         """Run `view` asynchronously."""
-        return await self._store.arun(self._view(max_messages, max_tokens, window, replaces, turn_id))
+        return await self._store.arun(self._view(window, replaces, turn_id, max_messages, max_tokens))
 
     def iter_turns(
         self, *, after_seq: int | None = None, before_seq: int | None = None, hidden: bool = False
@@ -1000,20 +1000,15 @@ class TurnHistory(BaseChatMessageHistory):
             raise HistoryConflictError(msg)
 
     async def _view(
-        self,
-        max_messages: int | None,
-        max_tokens: int | None,
-        window: Window | None,
-        replaces: int | None = None,
-        turn_id: str | None = None,
+        self, window: Window | None, replaces: int | None, turn_id: str | None, *limits: int | None
     ) -> base.HistoryView:
         if replaces is not None:
             self._store.check_edits()
-        limits = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
-        asked = window or Window(None, *limits, self.token_counter)
+        max_messages, max_tokens = map(check_limit, limits or (None, None), ("max_messages", "max_tokens"))
+        asked = window or Window(None, max_messages, max_tokens, self.token_counter)
         after = asked.after
         if after is not None and replaces is not None and after.seq >= replaces:  # a summary of what is replaced
-            return await self._view(None, None, replace(asked, after=None), replaces, turn_id)
+            return await self._view(replace(asked, after=None), replaces, turn_id)
         head, turns, begins = await self._newest(asked, replaces, turn_id, sliced=window is None)
         messages = [m for t in turns for m in t.messages]
         tokens = [n for t in turns for n in t.tokens]
@@ -1030,7 +1025,7 @@ class TurnHistory(BaseChatMessageHistory):
         # The position is gone: the session was cleared or has expired since the summary was made, or an edit replaced
         # it. A summary of such turns must not be shown, so the window is read as if there were none.
         if begin is None:
-            return await self._view(None, None, replace(asked, after=None), replaces, turn_id)
+            return await self._view(replace(asked, after=None), replaces, turn_id)
         problems = self._report(turns)
         counted_by = counter_name(self.token_counter if after else asked.counter)
         origins = [t for t in turns for _ in t.messages][begin:]
@@ -1443,19 +1438,11 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
         """
-        owner = check_id(user_id, "user_id")
-        listed = self.list_sessions(owner) if self._clears_more else []
-        for session in listed:
-            self(session.session_id, owner).clear()
-        return _with(listed, self._store.run(self._store.purge(owner)))
+        return drive(self._purge(user_id))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
         """Run `purge` asynchronously."""
-        owner = check_id(user_id, "user_id")
-        listed = await self.alist_sessions(owner) if self._clears_more else []
-        for session in listed:
-            await self(session.session_id, owner).aclear()
-        return _with(listed, await self._store.arun(self._store.purge(owner)))
+        return await adrive(self._purge(user_id))
 
     def close(self) -> None:
         """Close the connections that this factory opened; a client you passed in stays open."""
@@ -1466,6 +1453,18 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         await self._store.aclose()
 
     # -- flows
+
+    async def _purge(self, user_id: str) -> dict[str, int]:
+        owner, listed = check_id(user_id, "user_id"), list[SessionInfo]()
+        if self._clears_more:
+            listed = await Step(partial(self.list_sessions, owner), partial(self.alist_sessions, owner))
+        for session in listed:
+            history = self(session.session_id, owner)
+            await Step(history.clear, history.aclear)
+        # including what the subclass's `clear` has deleted
+        cleared = {"sessions": len(listed), "turns": sum(session.turns for session in listed)}
+        counts = await self._step(lambda: self._store.purge(owner))
+        return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
 
     async def _update(
         self, scope: SessionScope, title: str | None, metadata: Metadata | None = None, epoch: int | None = None
@@ -1525,12 +1524,6 @@ def _asked(
 ) -> SessionQuery:
     most, place = limit if limit is None else check_size(limit, "limit", 1), ListPosition.read(before)
     return SessionQuery(_owner(user_id), most, place, sessions.check_where(where), hidden)
-
-
-def _with(listed: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
-    """Return the counts of a purge, including what a subclass's `clear` deleted before it."""
-    cleared = {"sessions": len(listed), "turns": sum(session.turns for session in listed)}
-    return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
 
 
 def _scope(session_id: str, user_id: str | None) -> SessionScope:

@@ -160,13 +160,8 @@ class Runner(StoreBackend, Generic[S]):
         Writes wait for a majority and the journal; reads go to the primary and see what a majority has.
         """
         database, name = self.settings.names
-        return client[database].get_collection(
-            name,
-            codec_options=CODEC,
-            read_preference=ReadPreference.PRIMARY,
-            read_concern=ReadConcern("majority"),
-            write_concern=WriteConcern(w="majority", j=True, wtimeout=int(self.settings.save_timeout * 1000)),
-        )
+        certain = WriteConcern(w="majority", j=True, wtimeout=int(self.settings.save_timeout * 1000))
+        return client[database].get_collection(name, CODEC, ReadPreference.PRIMARY, certain, ReadConcern("majority"))
 
     # -- running
 

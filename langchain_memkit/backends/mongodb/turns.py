@@ -27,16 +27,7 @@ from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, Sta
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import TurnStore
-from langchain_memkit.stores.history_rows import (
-    EMPTY,
-    MOST,
-    Batch,
-    Page,
-    PageLimit,
-    ReadVersion,
-    SessionScope,
-    TurnPage,
-)
+from langchain_memkit.stores.history_rows import EMPTY, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage
 from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
@@ -293,7 +284,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             return Page(turns, 0, 0, None, older)
         before, base = older or (None, 0)
         base = max(base, floor - 1)
-        query = turns_filter(*scope, seq={"$gt": base, **({"$lte": MOST} if before is None else {"$lt": before})})
+        upper = {"$lte": history_rows.MOST} if before is None else {"$lt": before}
+        query = turns_filter(*scope, seq={"$gt": base, **upper})
         # Fetch only so many messages of each document, and one more, from its end: those of an import are long.
         newest = {"$slice": -1 - min(enough.messages or 0, MAX_SLICE)}
         cut = {} if enough.messages is None else {"messages": newest, "tokens": newest}
@@ -341,7 +333,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             turns, following = await self._legacy_page(scope, legacy or LegacyPosition(), 1, limit)
             return turns, following or 0
         # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
-        at, end = after if isinstance(after, tuple) else (after, head.seq or MOST)
+        at, end = after if isinstance(after, tuple) else (after, head.seq or history_rows.MOST)
         query = turns_filter(*scope, seq={"$gt": max(at or 0, base), "$lte": end})
         documents = await self.find(query, sort=[("seq", 1)], limit=limit)
         edits = await self.edits(scope) if history_rows.was_edited(head.epoch) else []
@@ -657,6 +649,6 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         change = docs.voided(head.epoch)
         recent = await self.sent(lambda c: c.update_many(turns, change), begun=True)
         # Documents with a damaged position: no reader shows them, but their content must go as well.
-        rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
+        rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": history_rows.MOST}})
         await self.delete_many(rest, begun=True)
         return deleted + recent.modified_count

@@ -143,18 +143,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a
             # later append notices a purge of a session that held nothing.
             epoch = head.epoch or self._purged(connection, scope.user_id)
-            replaced = history_rows.ReplacedTurns(
-                # an older file that cannot be written to has no such column
-                history_rows.Edit(row["seq"], dict(row).get("replaces"))
-                for row in rows
-                if row["seq"] > base
-            )
-            shown = (row for row in rows if row["seq"] > base and is_turn(row) and row["seq"] not in replaced)
+            valid = [row for row in rows if row["seq"] > base]
+            # an older file that cannot be written to has no such column
+            edits = (history_rows.Edit(row["seq"], dict(row).get("replaces")) for row in valid)
+            replaced = history_rows.ReplacedTurns(edits)
+            shown = (row for row in valid if is_turn(row) and row["seq"] not in replaced)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
             turns, stopped = history_rows.until_limit((self._turn(row, enough.messages) for row in shown), enough)
             last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
             # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
-            seqs = [before, *(row["seq"] for row in rows if row["seq"] > base)]
+            seqs = [before, *(row["seq"] for row in valid)]
             lost = [turn for turn in lost_turns(connection, scope, seqs, last or base) if turn.seq not in replaced]
             # The next page begins below what the rows of this one replace, as far as they were read.
             last = (turns[-1].replaces or last) if stopped else min(last, replaced.first)
@@ -171,11 +169,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
             given = self._parameters(scope, after=begin, limit=limit, end=end)
             rows = check_owner(connection.execute(f"{query} ORDER BY seq LIMIT :limit", given), scope)
             replaced = history_rows.ReplacedTurns(edit for edit in self._edits(connection, scope) if edit.seq <= end)
-            turns = [
-                self._turn(row, replaced=replaced)
-                for row in rows
-                if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)
-            ]
+            shown = [row for row in rows if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)]
+            turns = [self._turn(row, replaced=replaced) for row in shown]
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
             seqs = [*([] if is_full else [MOST + 1]), *(row["seq"] for row in reversed(rows))]
@@ -240,15 +235,12 @@ class SQLiteTurnStore(Transactions, TurnStore):
             turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "at": ends})}
             query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
             details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
-        return [
-            sessions.describe_session(
-                SessionInfo(name, count, iso_date_of(begun), iso_date_of(used)),
-                [turns[first]] if first in turns else [],
-                turns.get(last),
-                details.get(name),
-            )
-            for name, count, begun, used, first, last in found
-        ]
+        listed: list[SessionInfo] = []
+        for name, count, begun, used, first, last in found:
+            info = SessionInfo(name, count, iso_date_of(begun), iso_date_of(used))
+            opening = [turns[first]] if first in turns else []
+            listed.append(sessions.describe_session(info, opening, turns.get(last), details.get(name)))
+        return listed
 
     async def update_session(
         self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
