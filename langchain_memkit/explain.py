@@ -182,11 +182,10 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
 
 def _check(runnable: object) -> None:
     if not isinstance(runnable, Runnable):
-        msg = (
+        raise ConfigurationError(
             "give the chain, RAG chain or agent as it is called (for an agent, what create_agent returned, not its "
             f"middleware), or a preprocessor; got {type(runnable).__name__}"
         )
-        raise ConfigurationError(msg)
 
 
 def _read_only(runnable: Any) -> Any:

@@ -426,11 +426,10 @@ def session_of_run(configurable: Configurable) -> str:
 def check_place(marker: Marker | None, configurable: Configurable) -> None:
     """Refuse to resume a run of another user or session, before anything of it is called."""
     if marker is not None and not marker["done"] and marker["place"] != session_of_run(configurable):
-        msg = (
+        raise ConfigurationError(
             "this run was begun for another user or session. Resume it with the same session_id (or thread_id) and "
             "user_id, in the config or in the runtime context."
         )
-        raise ConfigurationError(msg)
 
 
 def config_of_turn(config: RunnableConfig, history: object, context: TurnContext) -> RunnableConfig:
@@ -549,23 +548,21 @@ class AgentTurns:
         outer = configurable.get("message_history")
         ids = [(getattr(each, "user_id", None), getattr(each, "session_id", each)) for each in (outer, history)]
         if outer is not None and ids[0] == ids[1]:
-            msg = (
+            raise ConfigurationError(
                 "the agent runs inside create_runnable_with_message_history over the same conversation, so each turn "
                 "would be stored twice. Leave out one of the two, or give the agent a session_id of its own."
             )
-            raise ConfigurationError(msg)
         return await self.options.prompt.bind(None, configurable, history)
 
     def _check_replaces(self, configurable: Configurable, session: BoundSession, before: Marker | None) -> None:
         replaces = configurable.get("replaces")
         check_replaces(replaces, session.history)
         if replaces is not None and before is not None:
-            msg = (
+            raise ConfigurationError(
                 "the config has `replaces`, but a checkpointer keeps this conversation, where the old messages would "
                 "stay. Branch it with LangGraph: take an earlier checkpoint from agent.get_state_history(config), and "
                 "invoke the agent with its config, or change it first with agent.update_state. Or give no checkpointer"
             )
-            raise ConfigurationError(msg)
 
     async def _read(
         self, session: BoundSession, ids: Sequence[str], asked: Messages, config: RunnableConfig

@@ -58,19 +58,17 @@ class Wiring:
         is_dict = isinstance(value, dict)
         if (self.input_key or self.history_key) and not (is_dict or self.plain):
             kind = type(value).__name__
-            msg = f"with input_messages_key or history_messages_key the input must be a dict, not {kind}"
-            raise ValueError(msg)
+            raise ValueError(f"with input_messages_key or history_messages_key the input must be a dict, not {kind}")
         # Notes come back in the state of a graph or from a client; they are not part of the input.
         given = [m for m in input_messages(value, self.input_key) if not is_note(m)]
         if self.plain and not is_dict:
             return {self.input_key: list(given)}, given
         if self.inferred and is_dict and value.get(str(self.history_key)):
-            msg = (
+            raise ValueError(
                 f"the input holds {self.history_key!r}, where the prompt is given the past. If that is the new input, "
                 f"give input_messages_key={self.history_key!r}; if it is a past of your own, leave it out; to have it "
                 f"replaced, give history_messages_key={self.history_key!r}"
             )
-            raise ValueError(msg)
         return value, given
 
     def compose(self, value: Any, past: list[BaseMessage], asked: list[BaseMessage]) -> Any:
@@ -93,11 +91,10 @@ def _text(name: str, value: Any) -> Any:
         parts = [content] if isinstance(content, str) else content
         if all(isinstance(part, str) or part.get("type") == "text" for part in parts):
             return str(messages[0].text)
-    msg = (
+    raise ValueError(
         f"the prompt shows {name!r} as text, and this input is more than one message of text: put "
         f"MessagesPlaceholder({name!r}) where the prompt has {{{name}}}"
     )
-    raise ValueError(msg)
 
 
 # -- when the chain is built

@@ -287,11 +287,10 @@ class TurnStore(StoreBackend, ABC):
         raise self._lacks("cannot be searched", "find_turns")
 
     def _lacks(self, what: str, method: str) -> ConfigurationError:
-        msg = (
+        return ConfigurationError(
             f"these histories (layout={self.layout!r} of {type(self).__name__}) {what}: copy them to a store with "
             f"layout='turns', by langchain_memkit.migrate.migrate; a store of your own overrides {method}"
         )
-        return ConfigurationError(msg)
 
     @abstractmethod
     async def owners(self) -> list[str]:
@@ -391,8 +390,7 @@ def check_limit(value: object, name: str) -> int | None:
     """Validate a limit or position, and return it. None means no limit."""
     if value is None or (type(value) is int and 0 <= value <= MAX_SEQ):
         return value
-    msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}")
 
 
 MAX_NESTED = 8  # depth of `add_messages` calls inside one another: an overridden `add_message` that prunes needs two
@@ -453,8 +451,7 @@ class TurnHistory(BaseChatMessageHistory):
             super().__setattr__(name, value)
         # Before our own constructor has run, a subclass may set what it likes: `_bind` decides then.
         elif "_store" in vars(self) and value != getattr(self, name):
-            msg = f"{name} of a {type(self).__name__} cannot be changed: {way_out}"
-            raise AttributeError(msg)
+            raise AttributeError(f"{name} of a {type(self).__name__} cannot be changed: {way_out}")
 
     def __repr__(self) -> str:
         """Show the session, never the server."""
@@ -646,11 +643,10 @@ class TurnHistory(BaseChatMessageHistory):
             return
         # Both verbs may be overridden in terms of each other. Counting the depth turns endless recursion into an error.
         if _nested.get() >= MAX_NESTED:
-            msg = (
+            raise ConfigurationError(
                 f"{type(self).__name__}.add_message calls add_messages, which calls add_message: call "
                 "super().add_message(message) there, or override add_messages instead"
             )
-            raise ConfigurationError(msg)
         token = _nested.set(_nested.get() + 1)
         try:
             for message in messages:
@@ -987,8 +983,7 @@ class TurnHistory(BaseChatMessageHistory):
                 given = [m.model_copy(update={"id": None}) for m in turn.messages[:answer]]
                 return base.RepeatedQuestion(given, turn.seq)
             if page.older is None:
-                msg = f"session {self.session_id!r} holds no question to answer again"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"session {self.session_id!r} holds no question to answer again")
             older = page.older
 
     async def _fork(self, other: Self, at: int | None) -> None:
@@ -1053,10 +1048,8 @@ class TurnHistory(BaseChatMessageHistory):
         older: object = None
         messages = tokens = 0
         while True:
-            enough = PageLimit(
-                max_messages - messages if sliced and max_messages is not None else None,
-                max_tokens - tokens if max_tokens is not None and not recount else None,
-            )
+            some = max_messages - messages if sliced and max_messages is not None else None
+            enough = PageLimit(some, max_tokens - tokens if max_tokens is not None and not recount else None)
             floor = after.seq if after else 0
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
             head, older, limit = head or page, page.older, limit * 2
@@ -1085,8 +1078,7 @@ class TurnHistory(BaseChatMessageHistory):
 
     async def _stored_ids(self, ids: Sequence[str]) -> set[str]:
         if not all(isinstance(value, str) for value in ids):  # another type could become an operator in a filter
-            msg = f"message ids must be str, not {', '.join({type(value).__name__ for value in ids})}"
-            raise TypeError(msg)
+            raise TypeError(f"message ids must be str, not {', '.join({type(value).__name__ for value in ids})}")
         return await self._store.stored_ids(self._scope, ids) if ids else set()
 
     async def _last_questions(self, n: int) -> list[str]:
@@ -1151,11 +1143,10 @@ def check_options(kind: type[TurnHistory], options: Mapping[str, object]) -> Non
     """Check the names of the options that a `factory` passes on to the constructor; ids differ among histories."""
     for name in ("session_id", "user_id"):
         if name in options:
-            msg = (
+            raise ConfigurationError(
                 f"factory() takes no {name}, since it makes the histories of all sessions and users: give it where a "
                 "history is made, histories('s1', user_id='u1'), or in the config of a call"
             )
-            raise ConfigurationError(msg)
     parameters = inspect.signature(kind).parameters.values()
     # arguments that a subclass's constructor takes before the `*` are accepted as well
     base.check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
@@ -1221,8 +1212,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             raise ConfigurationError(msg)
         history = self._make(session_id, **owner)
         if (history.session_id, history.user_id) != (session_id, user_id):
-            msg = f"the constructor of {name} made a history of another session or user. {FUNCTION}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the constructor of {name} made a history of another session or user. {FUNCTION}")
         # The subclass's constructor has opened an in-memory database of its own, in which no other history would find
         # the session: use the factory's.
         if self._store.in_memory:
@@ -1472,8 +1462,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         details = sessions.check_title(title), sessions.check_metadata(metadata)
         if not await self._store.update_session(scope, *details, epoch):
             why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
-            msg = f"session {scope.session_id!r} {why}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"session {scope.session_id!r} {why}")
 
     async def _title(self, session_id: str, llm: Runnable[Any, Any], user_id: str | None) -> str:
         scope = _scope(session_id, user_id)

@@ -208,8 +208,7 @@ def words_of(text: str) -> list[str]:
     """Return the words to search for."""
     words = list(dict.fromkeys(re.findall(r"\w+", check_text(text, "text", 1000))))
     if not words:
-        msg = "text must hold at least one word to search for"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("text must hold at least one word to search for")
     return words
 
 

@@ -289,24 +289,22 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         # Fetch only so many messages of each document, and one more, from its end: those of an import are long.
         newest = {"$slice": -1 - min(enough.messages or 0, MAX_SLICE)}
         cut = {} if enough.messages is None else {"messages": newest, "tokens": newest}
-        fields: dict[str, object] = {"trace": 0, **cut}
-        documents = await self.find(query, fields, sort=[("seq", -1)], limit=limit)
-        found = docs.head_of(documents)
-        head = found or EMPTY
+        now, first = self.settings.now(), base
+        while True:
+            documents = await self.find(query, {"trace": 0, **cut}, sort=[("seq", -1)], limit=limit)
+            found = docs.head_of(documents)
+            head = found or EMPTY
+            base = first if older else max(first, head.base)
+            replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
+            turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
+            if not (cut and any(turn.problems for turn in turns)):
+                break
+            cut = {}  # unreadable messages do not count: read the documents whole
         known = head if found or not (documents or floor) else None
-        base = base if older else max(base, head.base)
         epoch = head.epoch
         if not documents and older is None and scope.user_id:
             # The tombstone of the user's last purge lies under the empty session id.
             epoch = (docs.head_of(await self.read(self.newest(SessionScope(scope.user_id, "")))) or EMPTY).epoch
-        now = self.settings.now()
-        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
-        turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
-        if cut and any(turn.problems for turn in turns):
-            # The documents were cut to their newest messages, but unreadable ones do not count: read them whole.
-            documents = await self.find(query, sort=[("seq", -1)], limit=limit)
-            replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
-            turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
         # The next page begins below what the documents of this one replace, as far as they were read.
         jump = turns[-1].replaces if stopped else replaced.first if replaced.first < docs.position(last) else None
@@ -382,10 +380,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
         """Return which of the ids belong to live messages of the session: one query of two indexes."""
         # what replaces others is read as well, since it may replace the messages
-        sought: list[BsonDict] = [
-            {"messages.id": {"$in": list(ids)}},
-            *([docs.EDITS] if self.layout == "turns" else []),
-        ]
+        sought: list[BsonDict] = [{"messages.id": {"$in": [*ids]}}, *([docs.EDITS] if self.layout == "turns" else [])]
         either = [{**self.filter(scope), **one} for one in sought]
         fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt", "replaces"]
         documents, now = await self.find({"$or": either}, fields), self.settings.now()

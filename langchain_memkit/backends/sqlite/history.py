@@ -22,7 +22,7 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
-from langchain_memkit.stores.history_rows import EMPTY, MOST, Page, PageLimit, SessionScope, TurnPage, TurnRow
+from langchain_memkit.stores.history_rows import EMPTY, MOST, Edit, Page, PageLimit, SessionScope, TurnPage, TurnRow
 from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 T = TypeVar("T")
@@ -62,8 +62,7 @@ def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite
     """Return the rows as a list, checked to be of this session: a damaged index may lead to rows of others."""
     found = list(rows)
     if any((row["user_id"], row["session_id"]) != scope for row in found):
-        msg = f"its index is damaged: {REPAIR}"
-        raise sqlite3.DatabaseError(msg)
+        raise sqlite3.DatabaseError(f"its index is damaged: {REPAIR}")
     return found
 
 
@@ -145,8 +144,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             epoch = head.epoch or self._purged(connection, scope.user_id)
             valid = [row for row in rows if row["seq"] > base]
             # an older file that cannot be written to has no such column
-            edits = (history_rows.Edit(row["seq"], dict(row).get("replaces")) for row in valid)
-            replaced = history_rows.ReplacedTurns(edits)
+            replaced = history_rows.ReplacedTurns(Edit(row["seq"], dict(row).get("replaces")) for row in valid)
             shown = (row for row in valid if is_turn(row) and row["seq"] not in replaced)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
             turns, stopped = history_rows.until_limit((self._turn(row, enough.messages) for row in shown), enough)
@@ -189,7 +187,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             replaced = history_rows.ReplacedTurns(self._edits(connection, scope)) if found else ()
         return {name for name, seq in found if seq not in replaced} & set(ids)
 
-    async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
+    async def edits(self, scope: SessionScope) -> list[Edit]:
         """Return the rows that replace others, newest first."""
         with self._reading() as connection:
             return self._edits(connection, scope)
@@ -385,18 +383,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
         row = connection.execute(query, self._parameters(scope)).fetchone()
         return SessionHead(*row) if row else None
 
-    def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[history_rows.Edit]:
+    def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[Edit]:
         return [edit for _, edit in self._edits_of(connection, HERE, self._parameters(scope))]
 
-    def _edits_of(
-        self, connection: sqlite3.Connection, where: str, given: dict[str, object]
-    ) -> list[tuple[str, history_rows.Edit]]:
+    def _edits_of(self, connection: sqlite3.Connection, where: str, given: dict[str, object]) -> list[tuple[str, Edit]]:
         """Return the rows that replace others, newest first, each with its session."""
         if connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE:
             return []  # an older file that cannot be written to
         query = f"SELECT session_id, seq, replaces, kind = 'undo' FROM turns INDEXED BY turns_replaces WHERE {where}"
         query += f" AND {LIVE} AND replaces IS NOT NULL AND seq <= {MOST} ORDER BY seq DESC"
-        return [(name, history_rows.Edit(*edit)) for name, *edit in connection.execute(query, given)]
+        return [(name, Edit(*edit)) for name, *edit in connection.execute(query, given)]
 
     def _ranges(self, connection: sqlite3.Connection, user_id: str) -> str:
         """Return the ranges of positions that were replaced in the sessions of a user, for `UNREPLACED`."""
@@ -444,11 +440,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         messages = json.dumps(row.messages, ensure_ascii=False)
         # the number of characters first, which is free: it is at most the number of bytes
         if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
-            msg = (
+            raise MessageTooLargeError(
                 f"a turn is larger than {MAX_TURN >> 20} MB, the most of every store. Nothing was stored. Keep large "
                 "content elsewhere, and what leads to it in the message"
             )
-            raise MessageTooLargeError(msg)
         values = [
             *scope, head.seq, row.op, kind, FORMAT_VERSION, head.epoch, head.base, now.isoformat(), expires,
             int(row.is_deleted), messages, json.dumps(row.tokens), counter_name(self._counter), checksum_of(messages),
