@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise, takewhile
-from typing import Annotated, Any, NotRequired, Self, TypeAlias, TypedDict
+from typing import Annotated, Any, NotRequired, Self, TypedDict
 from uuid import UUID, uuid4
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
@@ -24,7 +24,7 @@ from langgraph.types import Command
 from langchain_memkit import base
 from langchain_memkit._histories import check_replaces, epoch_at, load_history, seq_of, stored_ids
 from langchain_memkit._sync import Step, as_step, dry_run
-from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, Messages, TurnContext
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.chain_io import aborted
@@ -66,8 +66,6 @@ class HistoryState(AgentState[Any]):
     memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
     memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
 
-
-Messages: TypeAlias = Sequence[BaseMessage]
 
 State = Mapping[str, Any]
 """A state as LangGraph hands it over: its keys depend on the agent's other middleware."""
