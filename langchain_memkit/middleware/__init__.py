@@ -116,7 +116,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 try:
                     response = handler(drive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = handler(drive(self._smaller(run, request, config, error)))
+                    response = handler(drive(self._shrunk(run, request, config, error)))
         except BaseException as error:
             drive(self._broken(request, config, error, run))
             raise
@@ -133,7 +133,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 try:
                     response = await handler(await adrive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = await handler(await adrive(self._smaller(run, request, config, error)))
+                    response = await handler(await adrive(self._shrunk(run, request, config, error)))
         except BaseException as error:
             await shielded(partial(self._broken, request, config, error, run))
             raise
@@ -245,9 +245,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         messages: list[Any] = await self._turns.prompt(run, given, runs.messages_in(request.state), config)
         return request.override(messages=messages)
 
-    async def _smaller(
-        self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError
-    ) -> Request:
+    async def _shrunk(self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError) -> Request:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""
         await self._options.prompt.shrink(run.context, config, error)
         return await self._shown(run, request, config)

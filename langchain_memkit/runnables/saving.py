@@ -193,9 +193,9 @@ class TurnOptions:
         traced = turn.recorder.trace() if self.trace and turn.recorder.calls else None
         trace = traced.to_stored(redacted=self.before_save is not None) if traced else None
         known: Any = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
+        known |= {"replaces": turn.view.replaces} if turn.view.replaces else {}
         try:
-            more = {"replaces": turn.view.replaces} if turn.view.replaces else {}
-            seq = await append_turn(history, named, turn_id=turn_id, **known, **more)
+            seq = await append_turn(history, named, turn_id=turn_id, **known)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)

@@ -469,9 +469,7 @@ class TurnRecorder(BaseCallbackHandler):
         """Keep what a string model is given, as one message for each prompt."""
         self._called([HumanMessage(prompt) for prompt in prompts], run_id, **kwargs)
 
-    def _called(
-        self, given: list[BaseMessage], run_id: UUID, *, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
+    def _called(self, given: list[BaseMessage], run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         if run_id in self.calls or self._unheard:
             return
         known, params = kwargs.get("metadata") or {}, kwargs.get("invocation_params") or {}
