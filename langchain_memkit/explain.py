@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +12,11 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 
 from langchain_memkit._histories import turns_between
-from langchain_memkit._sync import Step, adrive, drive, dry_run
+from langchain_memkit._sync import Step, adrive, drive
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import message_text
-from langchain_memkit.runnables.trace import (
-    RECENT,
-    ModelCall,
-    ModelReached,
-    RecalledRecord,
-    ShownMessage,
-    TurnRecorder,
-    TurnTrace,
-    steps_of,
-)
+from langchain_memkit.runnables import trace
+from langchain_memkit.runnables.trace import ModelCall, RecalledRecord, ShownMessage, TurnRecorder, TurnTrace, steps_of
 from langchain_memkit.runnables.turn import HistoryTurn
 
 __all__ = [
@@ -70,7 +61,7 @@ def explain_last_turn(runnable: Runnable[Any, Any], config: RunnableConfig | Non
     _check(runnable)
     ids = {key: value for key, value in ensure_config(config).get("configurable", {}).items() if isinstance(value, str)}
     chains = [step for step in steps_of(runnable) if isinstance(step, HistoryTurn)]
-    for recorder in reversed(list(RECENT)):
+    for recorder in reversed(list(trace.RECENT)):
         known = {"turn_id": recorder.turn_id, **recorder.configurable}
         if ids.items() <= known.items() and (recorder.owner in chains or not chains):
             return recorder.trace()
@@ -166,14 +157,14 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
 
     # The exception is caught here, since a flow is given ordinary exceptions only.
     def sync() -> Any:
-        with suppress(ModelReached):
+        with suppress(trace.ModelReached):
             return target.invoke(input, config)
 
     async def asynchronous() -> Any:
-        with suppress(ModelReached):
+        with suppress(trace.ModelReached):
             return await target.ainvoke(input, config)
 
-    with _dry(recorder):
+    with recorder.listening():
         output = await Step(sync, asynchronous)
     ours = any(hasattr(step, "window") for step in steps_of(runnable))
     if ours and recorder.stopped_at in (None, "answer"):  # preprocessors that are piped by hand
@@ -189,24 +180,12 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
     return seen
 
 
-@contextmanager
-def _dry(recorder: TurnRecorder) -> Iterator[None]:
-    """Make what runs in the `with` block a dry run."""
-    token = dry_run.set(True)
-    try:
-        with recorder.listening():
-            yield
-    finally:
-        dry_run.reset(token)
-
-
 def _check(runnable: object) -> None:
     if not isinstance(runnable, Runnable):
-        msg = (
+        raise ConfigurationError(
             "give the chain, RAG chain or agent as it is called (for an agent, what create_agent returned, not its "
             f"middleware), or a preprocessor; got {type(runnable).__name__}"
         )
-        raise ConfigurationError(msg)
 
 
 def _read_only(runnable: Any) -> Any:

@@ -12,13 +12,8 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, Unpack
 
-from langchain.agents.middleware.types import (
-    AgentMiddleware,
-    ExtendedModelResponse,
-    ModelRequest,
-    ModelResponse,
-    ToolCallRequest,
-)
+from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse, ToolCallRequest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -31,21 +26,8 @@ from langgraph.types import Command
 from langchain_memkit._sync import adrive, drive, shielded
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.middleware.run import (
-    AgentTurns,
-    HistoryState,
-    Marker,
-    Run,
-    RunHandle,
-    State,
-    StepCalls,
-    check_place,
-    dialogue_in_state,
-    dialogue_of_run,
-    ids_of_call,
-    messages_in,
-    messages_of,
-)
+from langchain_memkit.middleware import run as runs
+from langchain_memkit.middleware.run import HistoryState, Marker, Run, RunHandle, State, StepCalls, ids_of_call
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
 from langchain_memkit.runnables.session import Configurable, checked_function
@@ -112,7 +94,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         check_arguments(options, MessageHistoryMiddleware.__init__, TurnOptions)
         self._options = TurnOptions(**options)
         self.preprocessor = self._options.prompt.preprocessor
-        self._turns = AgentTurns(checked_function(get_session_history), self._options)
+        self._turns = runs.AgentTurns(checked_function(get_session_history), self._options)
         self._calls: dict[str, StepCalls] = {}
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
@@ -134,7 +116,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 try:
                     response = handler(drive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = handler(drive(self._smaller(run, request, config, error)))
+                    response = handler(drive(self._shrunk(run, request, config, error)))
         except BaseException as error:
             drive(self._broken(request, config, error, run))
             raise
@@ -151,7 +133,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 try:
                     response = await handler(await adrive(self._shown(run, request, config)))
                 except ContextOverflowError as error:
-                    response = await handler(await adrive(self._smaller(run, request, config, error)))
+                    response = await handler(await adrive(self._shrunk(run, request, config, error)))
         except BaseException as error:
             await shielded(partial(self._broken, request, config, error, run))
             raise
@@ -166,7 +148,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             except BaseException as error:
                 drive(self._broken(request, config, error))
                 raise
-        calls.results += messages_of(result)
+        calls.results += runs.messages_of(result)
         return result
 
     async def awrap_tool_call(
@@ -180,7 +162,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             except BaseException as error:
                 await shielded(partial(self._broken, request, config, error))
                 raise
-        calls.results += messages_of(result)
+        calls.results += runs.messages_of(result)
         return result
 
     def after_agent(self, state: HistoryState, runtime: Context) -> Update:
@@ -216,7 +198,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
+        return runs.dialogue_in_state(here or state.get("memkit_seen") or [], runs.messages_in(state))
 
     async def _begin(self, state: State, runtime: Context) -> Update:
         config = get_config()
@@ -237,15 +219,15 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             run = await self._turns.resume(state, ids_of_call(config, context), config, self._seen(state))
         else:  # the invocation did not pass `before_agent`
             run = await self._turns.begin(state, ids_of_call(config, context), config)
-        run.observe(messages_in(state))
+        run.observe(runs.messages_in(state))
         return run
 
     @contextmanager
     def _tool_call(self, request: ToolCallRequest, config: RunnableConfig) -> Iterator[StepCalls]:
         """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
-        check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
+        runs.check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
-        calls.seen = dialogue_of_run(request.state)
+        calls.seen = runs.dialogue_of_run(request.state)
         calls.running += 1
         handle = request.state.get("memkit_run")
         hearing = handle.run.recorder.listening() if isinstance(handle, RunHandle) else nullcontext()
@@ -260,12 +242,10 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _shown(self, run: Run, request: Request, config: RunnableConfig) -> Request:
         self._calls_of(run.marker, new=True)
         given = convert_to_messages(request.messages)
-        messages: list[Any] = await self._turns.prompt(run, given, messages_in(request.state), config)
+        messages: list[Any] = await self._turns.prompt(run, given, runs.messages_in(request.state), config)
         return request.override(messages=messages)
 
-    async def _smaller(
-        self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError
-    ) -> Request:
+    async def _shrunk(self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError) -> Request:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""
         await self._options.prompt.shrink(run.context, config, error)
         return await self._shown(run, request, config)

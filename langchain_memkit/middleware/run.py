@@ -13,15 +13,9 @@ from uuid import UUID, uuid4
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    AnyMessage,
-    BaseMessage,
-    HumanMessage,
-    ToolMessage,
-    convert_to_messages,
-)
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages.ai import AIMessageChunk
+from langchain_core.messages.utils import convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.channels.untracked_value import UntrackedValue
@@ -30,21 +24,12 @@ from langgraph.types import Command
 from langchain_memkit import base
 from langchain_memkit._histories import check_replaces, epoch_at, load_history, seq_of, stored_ids
 from langchain_memkit._sync import Step, as_step, dry_run
-from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, TurnContext
+from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, HistoryView, Messages, TurnContext
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages import trimming
 from langchain_memkit.messages.chain_io import aborted
 from langchain_memkit.messages.notes import Record, insert_note, is_note
-from langchain_memkit.messages.trimming import (
-    RESULTS,
-    batch_op,
-    group_starts,
-    index_of,
-    is_summary,
-    notification_source,
-    turn_starts,
-    whole_tool_groups,
-    with_turn_ids,
-)
+from langchain_memkit.messages.trimming import batch_op, index_of, turn_starts, whole_tool_groups, with_turn_ids
 from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
 from langchain_memkit.runnables.trace import TurnRecorder, recorder_of
@@ -91,7 +76,7 @@ def messages_in(state: State) -> list[BaseMessage]:
     return convert_to_messages(state["messages"])
 
 
-def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, settled: bool = False) -> int:
+def unstored_start(messages: Messages, marker: Marker | None, *, settled: bool = False) -> int:
     """Find the position of the first message that the transcript may not have, given the previous run's marker.
 
     A message is found by its id. Where it has none (states with another reducer than LangGraph's `add_messages`), the
@@ -115,7 +100,7 @@ def unstored_start(messages: Sequence[BaseMessage], marker: Marker | None, *, se
     return start
 
 
-def start_of_turn(messages: Sequence[BaseMessage], start: int) -> int:
+def start_of_turn(messages: Messages, start: int) -> int:
     """Return the position of the last turn from `start` on; unanswered questions before it belong to it."""
     starts = turn_starts(messages[start:])
     return start + (starts[-1] if starts else 0)
@@ -133,14 +118,14 @@ def dialogue_of_run(state: State) -> list[BaseMessage]:
     return in_state_order(seen, [m for m in own if is_dialogue(m)])
 
 
-def in_state_order(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def in_state_order(seen: Messages, messages: Messages) -> list[BaseMessage]:
     """Return the run's messages in state order, preferring the state's current copy, with newer ones at the end."""
     current = {m.id: m for m in messages}
     before = {m.id for m in seen}
     return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
 
 
-def dialogue_in_state(seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def dialogue_in_state(seen: Messages, messages: Messages) -> list[BaseMessage]:
     """Return the run's messages up to the last one that is still in the state; later ones were taken back."""
     current = {m.id for m in messages}
     last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
@@ -154,12 +139,12 @@ def turn_started_at(marker: Marker) -> datetime | None:
 
 def is_foreign_summary(message: BaseMessage) -> bool:
     """Return whether the message is a summary that LangChain's `SummarizationMiddleware` put in place of others."""
-    return notification_source(message) == "summarization"
+    return trimming.notification_source(message) == "summarization"
 
 
 def is_dialogue(message: BaseMessage) -> bool:
     """Return whether the message belongs in the transcript: it is neither a summary nor a note of memories."""
-    return not (is_foreign_summary(message) or is_summary(message) or is_note(message))
+    return not (is_foreign_summary(message) or trimming.is_summary(message) or is_note(message))
 
 
 # -- the run
@@ -230,12 +215,12 @@ class Run:
     _summaries: set[str] | None = None
     _answers: list[str] = field(default_factory=list)
 
-    def start_at(self, messages: Sequence[BaseMessage], first: int) -> None:
+    def start_at(self, messages: Messages, first: int) -> None:
         """Count the state's messages before a position as older than the run, unless they recur after it."""
         self.older = {m.id for m in messages[:first] if m.id} - {m.id for m in messages[first:]}
         self.older_unnamed = sum(not m.id for m in messages[:first])
 
-    def remember(self, seen: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> None:
+    def remember(self, seen: Messages, messages: Messages) -> None:
         """Restore the messages of an earlier part of the run, some of which the state may have lost."""
         self._seen = {m.id or "": m for m in seen}
         self._removed = self._seen.keys() - {m.id for m in messages}
@@ -246,13 +231,13 @@ class Run:
         """The run's messages, those removed from the state included."""
         return list(self._seen.values())
 
-    def own(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def own(self, messages: Messages) -> list[BaseMessage]:
         """Return those of the state's messages that belong to the run, each with an id."""
         found = [messages[i] for i in self._own_positions(messages)]
         named = with_turn_ids(found, [self.marker["place"]], self.marker["turn_id"])
         return [m for m in named if is_dialogue(m)]
 
-    def own_of_request(self, given: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def own_of_request(self, given: Messages, messages: Messages) -> list[BaseMessage]:
         """Return the run's messages in a request, as other middleware left them.
 
         A request with the ids of the state's messages is those, edited in place; else messages without an id are
@@ -275,7 +260,7 @@ class Run:
                 found.insert(0, message)
         return found
 
-    def _own_positions(self, messages: Sequence[BaseMessage]) -> list[int]:
+    def _own_positions(self, messages: Messages) -> list[int]:
         # Messages without an id can only be counted: the first `older_unnamed` of them came before the run.
         older, found = self.older_unnamed, list[int]()
         last = {m.id: i for i, m in enumerate(messages)}  # a reducer may keep a message and its change
@@ -289,7 +274,7 @@ class Run:
                 found.append(i)
         return found
 
-    def past(self, given: Sequence[BaseMessage], own: set[str], *, summarized: bool) -> list[BaseMessage]:
+    def past(self, given: Messages, own: set[str], *, summarized: bool) -> list[BaseMessage]:
         """Return the transcript before the run, without the messages `own` and the branches that this thread left."""
         read = self.view.messages
         if not isinstance(read, HistoryMessages):
@@ -311,7 +296,7 @@ class Run:
                 places.append(i)
         return read if len(places) == len(read) else read.selected(places)
 
-    def observe(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def observe(self, messages: Messages) -> list[BaseMessage]:
         """Synchronize with the state's messages and return all messages of the run, removed ones included.
 
         A message that disappears when a summary comes, or while later ones stay, was summarized or trimmed: it still
@@ -340,17 +325,17 @@ class Run:
         self._seen = merged | {name: self._seen[name] for name in left}
         return self.seen
 
-    def answered(self, messages: Sequence[BaseMessage]) -> None:
+    def answered(self, messages: Messages) -> None:
         """Record the ids of the model's answer, which the state does not have yet."""
         self._answers = [m.id for m in messages if m.id]
 
-    def said(self, more: Sequence[BaseMessage]) -> tuple[list[BaseMessage], list[BaseMessage]]:
+    def said(self, more: Messages) -> tuple[list[BaseMessage], list[BaseMessage]]:
         """Return the run's unstored input, and its unstored messages since, `more` and a partial answer included."""
         messages = [*self._seen.values(), *(m for m in more if m.id not in self._seen), *self.partial.messages()]
         first = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
         return self.unstored(messages[:first]), self.unstored(messages[first:])
 
-    def unstored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def unstored(self, messages: Messages) -> list[BaseMessage]:
         """Return the messages that are not in the transcript yet."""
         return [m for m in messages if m.id not in self.known]
 
@@ -439,11 +424,10 @@ def session_of_run(configurable: Configurable) -> str:
 def check_place(marker: Marker | None, configurable: Configurable) -> None:
     """Refuse to resume a run of another user or session, before anything of it is called."""
     if marker is not None and not marker["done"] and marker["place"] != session_of_run(configurable):
-        msg = (
+        raise ConfigurationError(
             "this run was begun for another user or session. Resume it with the same session_id (or thread_id) and "
             "user_id, in the config or in the runtime context."
         )
-        raise ConfigurationError(msg)
 
 
 def config_of_turn(config: RunnableConfig, history: object, context: TurnContext) -> RunnableConfig:
@@ -460,13 +444,7 @@ class AgentTurns:
     get_session_history: GetSessionHistory
     options: TurnOptions
 
-    async def begin(
-        self,
-        state: State,
-        configurable: Configurable,
-        config: RunnableConfig,
-        seen: Sequence[BaseMessage] = (),
-    ) -> Run:
+    async def begin(self, state: State, configurable: Configurable, config: RunnableConfig, seen: Messages = ()) -> Run:
         """Start a run with new input; messages of the state that the transcript lacks are stored first.
 
         `seen` are the messages of the previous run, removed ones included. A dry run stores nothing.
@@ -534,7 +512,7 @@ class AgentTurns:
         return run
 
     async def resume(
-        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Sequence[BaseMessage] = ()
+        self, state: State, configurable: Configurable, config: RunnableConfig, seen: Messages = ()
     ) -> Run:
         """Resume a run that another invocation, perhaps in another process, started; the state has its marker."""
         messages = messages_in(state)
@@ -568,26 +546,24 @@ class AgentTurns:
         outer = configurable.get("message_history")
         ids = [(getattr(each, "user_id", None), getattr(each, "session_id", each)) for each in (outer, history)]
         if outer is not None and ids[0] == ids[1]:
-            msg = (
+            raise ConfigurationError(
                 "the agent runs inside create_runnable_with_message_history over the same conversation, so each turn "
                 "would be stored twice. Leave out one of the two, or give the agent a session_id of its own."
             )
-            raise ConfigurationError(msg)
         return await self.options.prompt.bind(None, configurable, history)
 
     def _check_replaces(self, configurable: Configurable, session: BoundSession, before: Marker | None) -> None:
         replaces = configurable.get("replaces")
         check_replaces(replaces, session.history)
         if replaces is not None and before is not None:
-            msg = (
+            raise ConfigurationError(
                 "the config has `replaces`, but a checkpointer keeps this conversation, where the old messages would "
                 "stay. Branch it with LangGraph: take an earlier checkpoint from agent.get_state_history(config), and "
                 "invoke the agent with its config, or change it first with agent.update_state. Or give no checkpointer"
             )
-            raise ConfigurationError(msg)
 
     async def _read(
-        self, session: BoundSession, ids: Sequence[str], asked: Sequence[BaseMessage], config: RunnableConfig
+        self, session: BoundSession, ids: Sequence[str], asked: Messages, config: RunnableConfig
     ) -> tuple[set[str], HistoryView]:
         """Look up which messages are stored (one indexed query) and read the past; on an event loop both at once."""
         view, beside = self._view(session, asked, config), self.options.prompt.beside
@@ -599,19 +575,13 @@ class AgentTurns:
         [found] = await beside(session.memories, view)
         return {m.id for m in found.messages if m.id}, found
 
-    def _view(self, session: BoundSession, asked: Sequence[BaseMessage], config: RunnableConfig) -> Step[HistoryView]:
+    def _view(self, session: BoundSession, asked: Messages, config: RunnableConfig) -> Step[HistoryView]:
         inside = config_of_turn(config, session.history, TurnContext(asked))
         chain = self.options.prompt.preprocessor
         return as_step(lambda: load_history(session.history, chain, inside, native=session.native))
 
     async def _adopt(
-        self,
-        run: Run,
-        left: list[BaseMessage],
-        before: Marker | None,
-        messages: Sequence[BaseMessage],
-        start: int,
-        config: RunnableConfig,
+        self, run: Run, left: Messages, before: Marker | None, messages: Messages, start: int, config: RunnableConfig
     ) -> None:
         """Store messages of the state that the transcript lacks, one row per turn; repeating it changes nothing.
 
@@ -619,7 +589,7 @@ class AgentTurns:
         """
         asked = messages[run.marker["start"] :]
         for begin, end in pairwise([*turn_starts(left), len(left)]):
-            said = left[begin:end]
+            said = list(left[begin:end])
             whole = whole_tool_groups(said)
             if whole != said:  # a tool call was still waiting for its result when the user went on
                 said = aborted(said) or whole
@@ -638,9 +608,7 @@ class AgentTurns:
                 break
         run.view = await self._view(run.session, asked, config)
 
-    async def prompt(
-        self, run: Run, given: Sequence[BaseMessage], messages: Sequence[BaseMessage], config: RunnableConfig
-    ) -> list[BaseMessage]:
+    async def prompt(self, run: Run, given: Messages, messages: Messages, config: RunnableConfig) -> list[BaseMessage]:
         """Build the messages for one call of the model from those of its request and of the state.
 
         A summary of LangChain's `SummarizationMiddleware` comes first, then past, note and the run's own messages.
@@ -657,17 +625,17 @@ class AgentTurns:
         if run.loaded is None:
             view = run.view._replace(messages=past)
             run.loaded = await prompt.load(run.session.memories, view, own, inside)
-        kept, asked, note = await prompt.compose(context, run.loaded, past, inside, in_run=True)
+        kept, asked, note = await prompt.compose(context, run.loaded, inside, in_run=True)
         own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.
         last = len(kept)
-        if kept and own and isinstance(own[0], RESULTS):
-            last = group_starts(kept)[-1]
+        if kept and own and isinstance(own[0], trimming.RESULTS):
+            last = trimming.group_starts(kept)[-1]
         kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
         before, after = insert_note(kept, own, note, apart=False)
         shown = [*summary, *before, *after]
         context.asked = run.own(messages)  # what of it is left out is told
-        run.recorder.opened(run.marker["turn_id"], prompt.preprocessor, past, shown, context)
+        run.recorder.opened(run.marker["turn_id"], prompt.preprocessor, shown, context)
         return shown
 
     async def commit(self, run: Run, state: State, config: RunnableConfig) -> Marker:
@@ -700,9 +668,7 @@ class AgentTurns:
         seq = seq or run.marker["seq"]
         return {**run.marker, "done": True, "end": end, "held": len(messages), "epoch": epoch, "seq": seq}
 
-    async def stopped(
-        self, run: Run, error: BaseException, results: Sequence[BaseMessage], config: RunnableConfig
-    ) -> None:
+    async def stopped(self, run: Run, error: BaseException, results: Messages, config: RunnableConfig) -> None:
         """Apply `on_model_error` after a model or a tool raised, or `on_abort` after the run was cancelled in a call.
 
         `results` are those that tools of the same step had returned.
@@ -718,9 +684,7 @@ class AgentTurns:
             run.known |= {m.id for m in (*asked, *said) if m.id}
 
 
-def _already_asked(
-    messages: Sequence[BaseMessage], named: Sequence[BaseMessage], known: set[str], retried: bool
-) -> int:
+def _already_asked(messages: Messages, named: Messages, known: set[str], retried: bool) -> int:
     """Count the input's leading messages that belong to the past, after a run that was not finished.
 
     They are stored, or a retry with the same turn id (`retried`) asks them again.

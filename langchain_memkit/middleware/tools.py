@@ -51,8 +51,7 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         titles: list[str] = await Step(notes.titles, notes.atitles)
         # Bounded, since a model in a loop could add notes without end.
         if title not in titles and len(titles) >= MAX_NOTES:
-            msg = f"There are {len(titles)} notes, and no room for more: forget some first."
-            raise ToolException(msg)
+            raise ToolException(f"There are {len(titles)} notes, and no room for more: forget some first.")
         entry = {title: text}
         await Step(partial(notes.add, entry), partial(notes.aadd, entry))
         return f"Remembered: {title}"
@@ -73,8 +72,7 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         title = _checked(title, "title", MAX_TITLE)
         titles: list[str] = await Step(notes.titles, notes.atitles)
         if title not in titles:
-            msg = f"There is no note with the title {title!r}."
-            raise ToolException(msg)
+            raise ToolException(f"There is no note with the title {title!r}.")
         await Step(partial(notes.remove, [title]), partial(notes.aremove, [title]))
         return f"Forgotten: {title}"
 
@@ -113,9 +111,7 @@ def _checked(value: str, name: str, most: int) -> str:
     """Validate and strip a text argument that the model gave: not empty, valid Unicode, at most `most` characters."""
     text = " ".join(value.split()) if name == "title" else value.strip()
     if not text or len(text) > most:
-        msg = f"{name} must be 1 to {most} characters, not {len(text)}."
-        raise ToolException(msg)
+        raise ToolException(f"{name} must be 1 to {most} characters, not {len(text)}.")
     if text.encode(errors="replace").decode() != text:  # it holds a lone surrogate
-        msg = f"{name} is not valid text."
-        raise ToolException(msg)
+        raise ToolException(f"{name} is not valid text.")
     return text

@@ -31,14 +31,7 @@ from langchain_memkit.runnables.wiring import Wiring, find_wiring, wiring_advice
 __all__ = ["RunnableWithMessageHistory", "create_runnable_with_message_history"]
 
 
-SESSION_ID = ConfigurableFieldSpec(
-    id="session_id",
-    annotation=str,
-    name="Session ID",
-    description="Unique identifier for a session.",
-    default="",
-    is_shared=True,
-)
+SESSION_ID = ConfigurableFieldSpec("session_id", str, "Session ID", "Unique identifier for a session.", "", True)
 
 
 SHOW = "give preprocessor= to change what the model is shown, or let get_session_history return a history of your own"
@@ -101,27 +94,17 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         given: dict[str, Any] = {name: value for name, value in options.items() if name not in own}
         # Unknown arguments are refused here, since pydantic would drop them silently.
         check_arguments(given, create_runnable_with_message_history, TurnOptions)
-        turn = self._turn_type(
-            coerce_to_runnable(runnable),
-            get_session_history,
-            Wiring(input_messages_key, history_messages_key),
-            history_factory_config,
-            self._options_type(output_key=output_messages_key, **given),
-        )
+        wiring = Wiring(input_messages_key, history_messages_key)
+        made = self._options_type(output_key=output_messages_key, **given)
+        turn = self._turn_type(coerce_to_runnable(runnable), get_session_history, wiring, history_factory_config, made)
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)
             turn.watched = False  # its warning would repeat this one
+        fields |= {"input_messages_key": input_messages_key, "output_messages_key": output_messages_key}
+        fields |= {"history_messages_key": history_messages_key}
+        fields |= {"history_factory_config": history_factory_config or [SESSION_ID]}
         # Skip LangChain's constructor, which warns that it is deprecated.
-        RunnableBindingBase.__init__(
-            self,
-            bound=turn,
-            get_session_history=get_session_history,
-            input_messages_key=input_messages_key,
-            output_messages_key=output_messages_key,
-            history_messages_key=history_messages_key,
-            history_factory_config=history_factory_config or [SESSION_ID],
-            **fields,
-        )
+        RunnableBindingBase.__init__(self, bound=turn, get_session_history=get_session_history, **fields)
 
     def __setattr__(self, name: str, value: object) -> None:
         _check_unchanged([name])
@@ -285,14 +268,8 @@ def create_runnable_with_message_history(
         'You told me: I live in Sydney.'
     """
     wiring = find_wiring(runnable, input_messages_key, history_messages_key)
-    chain = RunnableWithMessageHistory(
-        runnable,
-        get_session_history,
-        input_messages_key=wiring.input_key,
-        output_messages_key=output_messages_key,
-        history_messages_key=wiring.history_key,
-        history_factory_config=history_factory_config,
-        **options,
-    )
+    keys: Any = {"input_messages_key": wiring.input_key, "history_messages_key": wiring.history_key}
+    keys |= {"output_messages_key": output_messages_key, "history_factory_config": history_factory_config}
+    chain = RunnableWithMessageHistory(runnable, get_session_history, **keys, **options)
     chain._turn.wiring = wiring
     return chain

@@ -215,8 +215,7 @@ class RagAnswer(Runnable[Value, Value]):
         """Retrieve the documents; return the input with them and the standalone question, and the model's input."""
         messages = input_messages(given, self._input_key)
         if not messages:
-            msg = "the input holds no question"
-            raise ValueError(msg)
+            raise ValueError("the input holds no question")
         # The question is the user's last message, else the last one; a client may send others beside it.
         message = next((m for m in reversed(messages) if is_user_message(m)), messages[-1])
         before = [m for m in messages if m is not message]
@@ -361,8 +360,7 @@ def create_conversational_rag_chain(
     check_arguments(options, create_conversational_rag_chain, TurnOptions)
     given = options.get("preprocessor")
     if n_questions is not None and given is not None:
-        msg = "n_questions and preprocessor each say what is known of the past: give one of them"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("n_questions and preprocessor each say what is known of the past: give one of them")
     if n_questions is not None:
         options["preprocessor"] = LastQuestions(n_questions)
     elif given is None and max_tokens is not None:
@@ -370,15 +368,9 @@ def create_conversational_rag_chain(
     searched = _condensing(retriever, llm, condense, n_questions)
     answering = RagAnswer(coerce_to_runnable(llm), searched, RagPrompt(prompt, input_messages_key), input_messages_key)
     chain: type[RunnableWithMessageHistory] = ConversationalRag  # with the constructor of its parent
-    return chain(
-        answering,
-        get_session_history,
-        input_messages_key=input_messages_key,
-        output_messages_key=ANSWER,
-        history_messages_key=HISTORY,
-        history_factory_config=history_factory_config,
-        **options,
-    )
+    keys: Any = {"input_messages_key": input_messages_key, "output_messages_key": ANSWER}
+    keys |= {"history_messages_key": HISTORY, "history_factory_config": history_factory_config}
+    return chain(answering, get_session_history, **keys, **options)
 
 
 class ConversationalRag(RunnableWithMessageHistory):
@@ -398,8 +390,7 @@ def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -
         inner = next((part for part in parts if isinstance(part, Runnable)), None)
     if inner is not None:
         if mode not in ("auto", inner.mode):
-            msg = f"condense={mode!r}, but the retriever has mode={inner.mode!r}: set it there"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"condense={mode!r}, but the retriever has mode={inner.mode!r}: set it there")
         return retriever  # type: ignore[no-any-return]  # a runnable, as was just seen
     known: Value = {} if n_questions is None else {"n": n_questions}
     return CondenseQuestionRetriever(retriever=retriever, llm=llm, mode=mode, **known)

@@ -13,25 +13,11 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
+from langchain_memkit import base, errors
 from langchain_memkit._histories import add_messages, append_turn, turns_between
 from langchain_memkit._sync import Step, call_user_function, dry_run, event, raise_or_call
-from langchain_memkit.base import (
-    MAX_ID_BYTES,
-    HistoryView,
-    Memory,
-    MemoryFactory,
-    SavedTurn,
-    check_one_of,
-    describe_error,
-)
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryConflictError,
-    HistoryWriteError,
-    IdempotencyConflictError,
-    MemoryWriteError,
-    StaleTurnError,
-)
+from langchain_memkit.base import HistoryView, Memory, MemoryFactory, SavedTurn, check_one_of
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, IdempotencyConflictError, StaleTurnError
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
@@ -207,14 +193,14 @@ class TurnOptions:
         traced = turn.recorder.trace() if self.trace and turn.recorder.calls else None
         trace = traced.to_stored(redacted=self.before_save is not None) if traced else None
         known: Any = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
+        known |= {"replaces": turn.view.replaces} if turn.view.replaces else {}
         try:
-            more = {"replaces": turn.view.replaces} if turn.view.replaces else {}
-            seq = await append_turn(history, named, turn_id=turn_id, **known, **more)
+            seq = await append_turn(history, named, turn_id=turn_id, **known)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)
             return None
-        except HistoryConflictError:
+        except errors.HistoryConflictError:
             # Of two runs on one thread each finds the other's question in the state. Whoever stores first has it.
             others = await turns_between(history, after or 0)
             stored = {message.id for other in others for message in other.messages}
@@ -257,7 +243,7 @@ class TurnOptions:
     async def _save_failed(self, turn: OpenTurn, error: HistoryWriteError) -> None:
         await _event(turn, "memkit_save_error", error)
         if not await raise_or_call(self.on_save_error, error, "on_save_error"):
-            logger.error("%s" if isinstance(error, MemoryWriteError) else "turn not stored: %s", error)
+            logger.error("%s" if isinstance(error, errors.MemoryWriteError) else "turn not stored: %s", error)
 
 
 def _write_error(error: Exception, turn: OpenTurn, output: object) -> HistoryWriteError:
@@ -265,7 +251,7 @@ def _write_error(error: Exception, turn: OpenTurn, output: object) -> HistoryWri
     if not isinstance(error, HistoryWriteError):
         # A history of another package may have stored the turn, or a part of it, before it raised.
         foreign = not turn.session.native
-        wrapped = HistoryWriteError(f"saving the turn raised {describe_error(error)}", maybe_stored=foreign)
+        wrapped = HistoryWriteError(f"saving the turn raised {base.describe_error(error)}", maybe_stored=foreign)
         wrapped.__cause__ = error
         error = wrapped
     error.output = output
@@ -296,6 +282,6 @@ def _rest(turn: OpenTurn, messages: list[BaseMessage], stored: Sequence[BaseMess
 
 def _derived_id(turn_id: str, state: str) -> str:
     """Return the id for a turn that did not end well; long ids are hashed to stay within the limit."""
-    if len(turn_id.encode()) > MAX_ID_BYTES - len(state) - 1:
+    if len(turn_id.encode()) > base.MAX_ID_BYTES - len(state) - 1:
         turn_id = hashlib.sha256(turn_id.encode()).hexdigest()
     return f"{turn_id}:{state}"

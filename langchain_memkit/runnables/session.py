@@ -21,16 +21,7 @@ from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessage
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, dry_run, event, gather
-from langchain_memkit.base import (
-    IDS,
-    HistoryView,
-    Memory,
-    Preprocessor,
-    Query,
-    TurnContext,
-    check_id,
-    did_you_mean,
-)
+from langchain_memkit.base import IDS, HistoryView, Memory, Preprocessor, Query, TurnContext, check_id, did_you_mean
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
 from langchain_memkit.memories.retriever import RetrieverMemory
@@ -82,8 +73,7 @@ async def session_history(
 def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> Callable[..., Any]:
     """Return an argument that can be called with the ids, else raise a ConfigurationError that names one that can."""
     if not callable(function):
-        msg = f"{name} must be callable: a function of session_id, or X.factory(...)"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be callable: a function of session_id, or X.factory(...)")
     maker = getattr(function, "__self__", None)
     if isinstance(maker, type) and getattr(function, "__name__", "") == "factory":
         msg = f"{name} is the method {maker.__name__}.factory itself: call it, as in {maker.__name__}.factory(...)"
@@ -96,12 +86,11 @@ def checked_function(function: object, specs: Specs = None, name: str = "get_ses
     own_init = inspect.getattr_static(function, "__init__") not in NO_ARGUMENTS
     star = own_init and inspect.Parameter.VAR_POSITIONAL in kinds
     if len(specs or ()) < 2 and kinds and kinds.isdisjoint(BY_POSITION) and not star:
-        msg = (
+        raise ConfigurationError(
             f"{name} is the class {of}, which takes no session_id by position: keep one for each session in a dict, "
             f"sessions, and give lambda session_id: sessions.setdefault(session_id, {of}()), or "
             "SQLiteChatMessageHistory.factory(...)"
         )
-        raise ConfigurationError(msg)
     # A call passes only the configured ids, so a class that requires more would fail in each turn: refuse it now.
     named = (*BY_POSITION, inspect.Parameter.KEYWORD_ONLY)
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in named]
@@ -109,11 +98,10 @@ def checked_function(function: object, specs: Specs = None, name: str = "get_ses
     if others and "session_id" in parameters:
         factory = f"{of}.factory({', '.join(others)}), or " if hasattr(function, "factory") else ""
         given = needed if "session_id" in needed else [*needed, "session_id=session_id"]
-        msg = (
+        raise ConfigurationError(
             f"{name} is the class {of}, which needs {', '.join(others)} besides session_id: give {factory}a "
             f"function, as in lambda session_id: {of}({', '.join(given)})"
         )
-        raise ConfigurationError(msg)
     return function
 
 
@@ -164,8 +152,7 @@ def _configured_ids(
     if len(names) == 1:
         return ([configurable[names[0]]] if parameters else []), extra
     if set(names) != set(parameters):
-        msg = f"Expected keys {sorted(names)} do not match parameter names {sorted(parameters)} of {name}."
-        raise ValueError(msg)
+        raise ValueError(f"Expected keys {sorted(names)} do not match parameter names {sorted(parameters)} of {name}.")
     return [], {key: configurable[key] for key in names} | extra
 
 
@@ -204,11 +191,8 @@ class PromptBuilder:
     async def bind(self, specs: Specs, configurable: Configurable, history: object) -> BoundSession:
         """Return the session of a history with its memories, factories called."""
         # The ids of the history in use, since `history_factory_config` may name them differently in the config.
-        session_id = configurable.get("session_id", configurable.get("thread_id"))
-        ids = {
-            "session_id": getattr(history, "session_id", None) or session_id,
-            "user_id": getattr(history, "user_id", None) or configurable.get("user_id"),
-        }
+        named = {"session_id": configurable.get("thread_id"), "user_id": None, **configurable}
+        ids = {name: getattr(history, name, None) or named[name] for name in ("session_id", "user_id")}
         bound: list[Memory] = []
         for i, entry in enumerate(self.entries):
             memory = entry
@@ -217,8 +201,7 @@ class PromptBuilder:
                 given = configurable if by_specs else {k: v for k, v in ids.items() if v is not None}
                 memory = await session_history(entry, specs if by_specs else None, given, name=f"memories[{i}]")
             if not isinstance(memory, Memory):
-                msg = f"memories[{i}] made a {type(memory).__name__}, not a Memory"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"memories[{i}] made a {type(memory).__name__}, not a Memory")
             # A single object in `memories=` would serve every session.
             for name, value in ids.items():
                 if getattr(memory, name) not in (None, value):
@@ -256,11 +239,7 @@ class PromptBuilder:
         return found
 
     async def load(
-        self,
-        memories: Sequence[Memory],
-        view: HistoryView,
-        asked: Sequence[BaseMessage],
-        config: RunnableConfig,
+        self, memories: Sequence[Memory], view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> list[Record]:
         """Load the records that the memories hold for the new input.
 
@@ -287,19 +266,14 @@ class PromptBuilder:
         return loaded
 
     async def compose(
-        self,
-        context: TurnContext,
-        loaded: Sequence[Record],
-        past: list[BaseMessage],
-        config: RunnableConfig,
-        *,
-        in_run: bool = False,
+        self, context: TurnContext, loaded: Sequence[Record], config: RunnableConfig, *, in_run: bool = False
     ) -> tuple[list[BaseMessage], list[BaseMessage], BaseMessage | None]:
         """Preprocess the past; return it with the new input and a note of the records that neither of them contains.
 
         Records that do not fit are left out. `in_run` says that the input is an agent's run so far, which may be cut.
         """
         asked, budgets, remarks = [*context.asked], budgets_of(self.preprocessor), list[str]()
+        past: Any = context.past
         if (chain := self.preprocessor) is not None:
             # The preprocessor sets room aside for the largest possible note: which records repeat the past is known
             # only once that is cut.
@@ -329,8 +303,7 @@ class PromptBuilder:
 def memory_entries(entries: Any) -> list[Any]:
     """Validate the `memories` argument and wrap retrievers into memories."""
     if not isinstance(entries, Sequence):
-        msg = f"memories must be a list, not {type(entries).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"memories must be a list, not {type(entries).__name__}")
     found: list[Any] = []
     for i, entry in enumerate(entries):
         is_class = isinstance(entry, type)
@@ -338,8 +311,7 @@ def memory_entries(entries: Any) -> list[Any]:
             name = f"the class {entry.__name__}" if is_class else type(entry).__name__
             maker = entry.__name__ if is_class and hasattr(entry, "factory") else "X"
             kinds = f"a Memory, a function (session_id, user_id) that makes one ({maker}.factory(...)), or a retriever"
-            msg = f"memories[{i}] must be {kinds}, not {name}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"memories[{i}] must be {kinds}, not {name}")
         is_retriever = isinstance(entry, Runnable) and not isinstance(entry, Memory)
         found.append(RetrieverMemory(entry) if is_retriever else entry)
     return found

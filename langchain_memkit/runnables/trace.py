@@ -38,17 +38,8 @@ PARTS = ("system", "summary", "history", "notes", "documents", "prompt", "input"
 PAST = ("summary", "history", "notes", "reserved")  # what a budget in messages counts
 BAR = 40  # characters
 EXCERPT = 100  # characters
-COLOURS = {
-    "system": "#8d99ae",
-    "summary": "#e9c46a",
-    "history": "#2a9d8f",
-    "notes": "#8ab17d",
-    "documents": "#577590",
-    "prompt": "#b5838d",
-    "input": "#e76f51",
-    "tools": "#9d8189",
-    "reserved": "#cccccc",
-}
+PALETTE = "#8d99ae #e9c46a #2a9d8f #8ab17d #577590 #b5838d #e76f51 #9d8189 #cccccc"
+COLOURS = dict(zip((*PARTS, "reserved"), PALETTE.split(), strict=True))
 STYLE = (  # without colours of text and background, so that it fits light and dark pages
     "<style>.memkit-trace{max-width:64rem}.memkit-trace>div{display:flex;height:1.1em;margin:.5em 0;background:#8883}"
     ".memkit-trace table{border-collapse:collapse;width:100%;margin:.8em 0 .3em}.memkit-trace p{margin:.3em 0}"
@@ -210,18 +201,19 @@ class TurnTrace:
             name = message["id"] or ("input" if message["part"] == "input" else "")
             return ShownMessage(**{**message, "text": message["text"] or texts.get(name, NOT_STORED)})
 
-        known = {each.name for each in fields(cls)}
-        calls = [
-            ModelCall(**{**call, "messages": [shown(m) for m in call["messages"]]})
-            for call in ({k: v for k, v in each.items() if k != "tokens"} for each in data["calls"])
-        ]
+        known = {each.name for each in fields(cls)} & data.keys()
+        calls = list[ModelCall]()
+        for call in data["calls"]:
+            told = {name: value for name, value in call.items() if name != "tokens"}
+            calls.append(ModelCall(**{**told, "messages": [shown(message) for message in call["messages"]]}))
         recalled = [
             RecalledRecord(**{**r, "text": NOT_STORED, "date": r["date"] and datetime.fromisoformat(r["date"])})
             for r in data["recalled"]
         ]
         messages = next((call.messages for call in reversed(calls) if call.purpose == "answer"), [])
-        rest = {name: value for name, value in data.items() if name in known}
-        return cls(**{**rest, "messages": messages, "calls": calls, "recalled": recalled})
+        return cls(
+            **{name: data[name] for name in known} | {"messages": messages, "calls": calls, "recalled": recalled}
+        )
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of the display, each with the part whose colour it has."""
@@ -410,16 +402,9 @@ class TurnRecorder(BaseCallbackHandler):
         """Whether it is not told of each step, which would cost a turn on an event loop a tenth."""
         return self.stop is None
 
-    def opened(
-        self,
-        turn_id: str,
-        preprocessor: object,
-        past: Sequence[BaseMessage],
-        shown: Sequence[BaseMessage],
-        context: TurnContext,
-    ) -> None:
+    def opened(self, turn_id: str, preprocessor: object, shown: Sequence[BaseMessage], context: TurnContext) -> None:
         """Keep what the turn has composed. Called again for each further call of an agent's model, and each retry."""
-        self.turn_id, self.preprocessor, self.past = turn_id, preprocessor, past
+        self.turn_id, self.preprocessor, self.past = turn_id, preprocessor, context.past
         self.shown, self.asked, self.reports = list(shown), list(context.asked), context.reports
         self.composing = False
         self.seconds.setdefault("load", time.perf_counter() - self._began)
@@ -435,13 +420,15 @@ class TurnRecorder(BaseCallbackHandler):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear of every model that is called in the `with` block."""
+        """Hear of every model that is called in the `with` block, which writes nothing if the recorder stops it."""
         token, stop = _recording.set(self), _stopping.set(Stopper(self) if self.stop else None)
+        dry = dry_run.set(bool(self.stop))
         try:
             yield
         finally:
             _recording.reset(token)
             _stopping.reset(stop)
+            dry_run.reset(dry)
 
     def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
         """Keep the name of a step."""
@@ -466,21 +453,11 @@ class TurnRecorder(BaseCallbackHandler):
         if name in INNER_CHAINS or within:
             self._inner[run_id] = within or "retrieval"
 
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Keep that a retriever has ended."""
+    def _ended(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
+        """Keep that a retriever or a tool has ended."""
         self._running.pop(run_id, None)
 
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Keep that a retriever has ended."""
-        self._running.pop(run_id, None)
-
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Keep that a tool has ended."""
-        self._running.pop(run_id, None)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Keep that a tool has ended."""
-        self._running.pop(run_id, None)
+    on_retriever_end = on_retriever_error = on_tool_end = on_tool_error = _ended
 
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -492,19 +469,10 @@ class TurnRecorder(BaseCallbackHandler):
         """Keep what a string model is given, as one message for each prompt."""
         self._called([HumanMessage(prompt) for prompt in prompts], run_id, **kwargs)
 
-    def _called(
-        self,
-        given: list[BaseMessage],
-        run_id: UUID,
-        *,
-        parent_run_id: UUID | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        invocation_params: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def _called(self, given: list[BaseMessage], run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         if run_id in self.calls or self._unheard:
             return
-        known, params = metadata or {}, invocation_params or {}
+        known, params = kwargs.get("metadata") or {}, kwargs.get("invocation_params") or {}
         purpose = str(known.get("memkit") or ("lc_internal_call" in known and known.get("lc_source", "internal")) or "")
         if not purpose:
             within = self._inner.get(parent_run_id) if parent_run_id else None
@@ -567,6 +535,7 @@ class TurnRecorder(BaseCallbackHandler):
             notes += _beyond(tokens, max_tokens, reserved, in_messages=counter_name(counter) == "len")
         condensed = [data for name, data in events if name == CONDENSED and data["searched_for"] != data["original"]]
         took = [call.seconds for call in calls if call.purpose == "answer" and call.seconds is not None]
+        records = split_notes(given)[1]
         return TurnTrace(
             messages=messages,
             tokens={**tokens, **({"reserved": reserved} if reserved else {})},
@@ -575,10 +544,7 @@ class TurnRecorder(BaseCallbackHandler):
             summarized=max((event["summarized"] for event in heard), default=0),
             dropped_ids=[*(each for event in heard for each in event["dropped_ids"]), *(m.id for m in left)],
             summarized_ids=[message_id for event in heard for message_id in event["summarized_ids"]],
-            recalled=[
-                RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text)
-                for r in split_notes(given)[1]
-            ],
+            recalled=[RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in records],
             notes=notes,
             counter=counter_name(counter),
             searched_for=condensed[0]["searched_for"] if condensed else None,  # the outer retriever speaks first

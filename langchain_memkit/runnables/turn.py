@@ -197,13 +197,13 @@ class HistoryTurn(Runnable[Any, Any]):
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
         loaded = await prompt.load(session.memories, view, asked, config)
-        past, _, note = await prompt.compose(context, loaded, view.messages, config)
+        past, _, note = await prompt.compose(context, loaded, config)
         asked_ids = {m.id for m in asked if m.id}
         # A client may resend stored messages as input; the model must not see them twice.
         if any(m.id in asked_ids for m in past):
             past = [m for m in past if m.id not in asked_ids]
         before, after = insert_note(past, asked, note, apart=wiring.history_key is not None)
-        recorder.opened(turn_id, prompt.preprocessor, view.messages, [*before, *after], context)
+        recorder.opened(turn_id, prompt.preprocessor, [*before, *after], context)
         return OpenTurn(
             session=session,
             view=view,

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from langchain_core import prompts
 from langchain_core.messages import BaseMessage
-from langchain_core.prompts import (
-    BasePromptTemplate,
-    ChatPromptTemplate,
-    FewShotPromptTemplate,
-    HumanMessagePromptTemplate,
-    MessagesPlaceholder,
-    PromptTemplate,
-)
+from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnablePassthrough, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.passthrough import RunnableAssign
@@ -64,19 +58,17 @@ class Wiring:
         is_dict = isinstance(value, dict)
         if (self.input_key or self.history_key) and not (is_dict or self.plain):
             kind = type(value).__name__
-            msg = f"with input_messages_key or history_messages_key the input must be a dict, not {kind}"
-            raise ValueError(msg)
+            raise ValueError(f"with input_messages_key or history_messages_key the input must be a dict, not {kind}")
         # Notes come back in the state of a graph or from a client; they are not part of the input.
         given = [m for m in input_messages(value, self.input_key) if not is_note(m)]
         if self.plain and not is_dict:
             return {self.input_key: list(given)}, given
         if self.inferred and is_dict and value.get(str(self.history_key)):
-            msg = (
+            raise ValueError(
                 f"the input holds {self.history_key!r}, where the prompt is given the past. If that is the new input, "
                 f"give input_messages_key={self.history_key!r}; if it is a past of your own, leave it out; to have it "
                 f"replaced, give history_messages_key={self.history_key!r}"
             )
-            raise ValueError(msg)
         return value, given
 
     def compose(self, value: Any, past: list[BaseMessage], asked: list[BaseMessage]) -> Any:
@@ -99,11 +91,10 @@ def _text(name: str, value: Any) -> Any:
         parts = [content] if isinstance(content, str) else content
         if all(isinstance(part, str) or part.get("type") == "text" for part in parts):
             return str(messages[0].text)
-    msg = (
+    raise ValueError(
         f"the prompt shows {name!r} as text, and this input is more than one message of text: put "
         f"MessagesPlaceholder({name!r}) where the prompt has {{{name}}}"
     )
-    raise ValueError(msg)
 
 
 # -- when the chain is built
@@ -233,10 +224,10 @@ def _first_prompt(runnable: object) -> tuple[BasePromptTemplate[Any] | None, fro
 
 def _variables(prompt: object) -> list[_Variable] | None:
     """Return the variables of a prompt in the order of its messages; None if a subclass formats them differently."""
-    if isinstance(prompt, (PromptTemplate, FewShotPromptTemplate)):
+    if isinstance(prompt, (PromptTemplate, prompts.FewShotPromptTemplate)):
         # A subclass that formats in its own way may render messages correctly, so nothing can be concluded from its
         # variables.
-        if type(prompt).format not in (PromptTemplate.format, FewShotPromptTemplate.format):
+        if type(prompt).format not in (PromptTemplate.format, prompts.FewShotPromptTemplate.format):
             return None
         return _text_variables(prompt, 0, [*prompt.input_variables, *prompt.partial_variables])
     if not isinstance(prompt, ChatPromptTemplate) or type(prompt).format_messages != ChatPromptTemplate.format_messages:
@@ -258,7 +249,7 @@ def _text_variables(part: Any, place: int, names: Sequence[str]) -> list[_Variab
     inner = getattr(part, "prompt", part)
     templates = inner if isinstance(inner, list) else [inner]
     plain = all(getattr(template, "template_format", None) == "f-string" for template in templates)
-    human = isinstance(part, HumanMessagePromptTemplate)
+    human = isinstance(part, prompts.HumanMessagePromptTemplate)
     return [_Variable(name, place, human=human, plain=plain) for name in names]
 
 

@@ -12,60 +12,29 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar
 from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, run_in_executor
 
+from langchain_memkit import base, errors
 from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, drive, internal_call, model_call
-from langchain_memkit.base import (
-    FoundMessage,
-    HistoryMessages,
-    HistoryView,
-    ListPosition,
-    Now,
-    Position,
-    RepeatedQuestion,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    TokenCounterLike,
-    Turn,
-    Window,
-    check_arguments,
-    check_id,
-    check_one_of,
-    check_size,
-)
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryConflictError,
-    IdempotencyConflictError,
-    MessageDecodeError,
-    StaleTurnError,
-)
+from langchain_memkit.base import ListPosition, SessionInfo, TokenCounter, Turn, Window, check_id, check_size
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, StaleTurnError
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
-from langchain_memkit.stores import sessions
+from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.backend import StoreBackend
-from langchain_memkit.stores.history_rows import (
-    Batch,
-    Edit,
-    Page,
-    PageLimit,
-    ReadVersion,
-    ReplacedTurns,
-    SessionScope,
-    TurnRow,
-    prepare_batch,
-)
-from langchain_memkit.stores.sessions import SessionQuery
+from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage
+from langchain_memkit.stores.sessions import FoundPage, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
+
+Metadata: TypeAlias = Mapping[str, Any]  # of a session: JSON's types
 
 FORWARD_PAGE = 200
 BACKWARD_PAGE = 64
@@ -177,9 +146,7 @@ class TurnStore(StoreBackend, ABC):
         """
 
     @abstractmethod
-    async def page_forward(
-        self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Read a page of turns, oldest first; which turns are returned is said at `page_back`.
 
         Args:
@@ -301,9 +268,7 @@ class TurnStore(StoreBackend, ABC):
         """
         raise self._lacks("keeps no titles and metadata", "update_session")
 
-    async def find_turns(
-        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
-    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+    async def find_turns(self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int) -> FoundPage:
         """Read a page of the user's turns that may hold all words, newest first. By default this is refused.
 
         Args:
@@ -322,11 +287,10 @@ class TurnStore(StoreBackend, ABC):
         raise self._lacks("cannot be searched", "find_turns")
 
     def _lacks(self, what: str, method: str) -> ConfigurationError:
-        msg = (
+        return ConfigurationError(
             f"these histories (layout={self.layout!r} of {type(self).__name__}) {what}: copy them to a store with "
             f"layout='turns', by langchain_memkit.migrate.migrate; a store of your own overrides {method}"
         )
-        return ConfigurationError(msg)
 
     @abstractmethod
     async def owners(self) -> list[str]:
@@ -336,7 +300,7 @@ class TurnStore(StoreBackend, ABC):
             The user ids, sorted; an empty string stands for the unowned sessions.
         """
 
-    async def edits(self, scope: SessionScope) -> list[Edit]:
+    async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
         """List the rows of a session that replace others, with an index; see the class.
 
         Args:
@@ -345,7 +309,7 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The rows that are neither expired nor erased, newest first; soft-deleted and replaced ones as well.
         """
-        raise ConfigurationError(self._no_edits)
+        raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
         """Copy the turns that are shown into another session of the same user, inside the database.
@@ -361,19 +325,12 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             Whether the new session holds these turns now; false, and nothing was changed, if it holds others.
         """
-        raise ConfigurationError(self._no_edits)
-
-    @property
-    def _no_edits(self) -> str:
-        return (
-            f"turns of this store ({type(self).__name__}, layout {self.layout!r}) can be neither replaced nor copied: "
-            "keep the conversation in a SQLite file, or in MongoDB with layout='turns'"
-        )
+        raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     def check_edits(self) -> None:
         """Raise `ConfigurationError` unless turns of this store may be replaced."""
         if self.layout != "turns" or type(self).edits is TurnStore.edits:
-            raise ConfigurationError(self._no_edits)
+            raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     async def unowned(self, session_id: str) -> str | None:
         """Find a turn of this session id that was stored without a user, which its user is told of once.
@@ -384,11 +341,7 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             What identifies the turn, its op by default; None if there is none.
         """
-        after: object = None
-        while True:
-            turns, after = await self.page_forward(SessionScope("", session_id), after, BACKWARD_PAGE)
-            if turns or after is None:
-                return turns[0].op if turns else None
+        return next((turn.op for turn in await self.first_turns(SessionScope("", session_id))), None)
 
 
 def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
@@ -398,13 +351,13 @@ def same_counter(one: TokenCounter | None, other: TokenCounter | None) -> bool:
     return one is other or (name == counter_name(other) and "<" not in name)
 
 
-def _is_at(turn: Turn, position: Position) -> bool:
+def _is_at(turn: Turn, position: base.Position) -> bool:
     if position.seq:
         return turn.seq <= position.seq
     return turn.op == position.op and position.message_id in [m.id for m in turn.messages]
 
 
-def _place_after(turns: list[Turn], position: Position) -> int | None:
+def _place_after(turns: list[Turn], position: base.Position) -> int | None:
     """Return how many messages of these turns, oldest first, lie up to a position; None if it is not among them."""
     begin = found = 0
     is_known = position.seq > 0
@@ -437,8 +390,7 @@ def check_limit(value: object, name: str) -> int | None:
     """Validate a limit or position, and return it. None means no limit."""
     if value is None or (type(value) is int and 0 <= value <= MAX_SEQ):
         return value
-    msg = f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"{name} must be a whole number from 0, or None for no limit; got {value!r:.50}")
 
 
 MAX_NESTED = 8  # depth of `add_messages` calls inside one another: an overridden `add_message` that prunes needs two
@@ -485,7 +437,7 @@ class TurnHistory(BaseChatMessageHistory):
         token_counter: TokenCounter | None = None,
         on_corrupt: Literal["report", "raise"] = "report",
     ) -> None:
-        check_one_of(on_corrupt, "on_corrupt", ("report", "raise"))
+        base.check_one_of(on_corrupt, "on_corrupt", ("report", "raise"))
         self._bind(session_id, user_id)
         self.history_size = check_limit(history_size, "history_size")
         self.token_counter = token_counter or approximate_tokens
@@ -499,8 +451,7 @@ class TurnHistory(BaseChatMessageHistory):
             super().__setattr__(name, value)
         # Before our own constructor has run, a subclass may set what it likes: `_bind` decides then.
         elif "_store" in vars(self) and value != getattr(self, name):
-            msg = f"{name} of a {type(self).__name__} cannot be changed: {way_out}"
-            raise AttributeError(msg)
+            raise AttributeError(f"{name} of a {type(self).__name__} cannot be changed: {way_out}")
 
     def __repr__(self) -> str:
         """Show the session, never the server."""
@@ -573,7 +524,7 @@ class TurnHistory(BaseChatMessageHistory):
         window: Window | None = None,
         replaces: int | None = None,
         turn_id: str | None = None,
-    ) -> HistoryView:
+    ) -> base.HistoryView:
         """Read a `tail` together with the position it was read at, against which a turn built on it is saved.
 
         Args:
@@ -589,7 +540,7 @@ class TurnHistory(BaseChatMessageHistory):
         Raises:
             HistoryConflictError: No turn is shown at the position `replaces`.
         """
-        return self._store.run(self._view(max_messages, max_tokens, window, replaces, turn_id))
+        return self._store.run(self._view(window, replaces, turn_id, max_messages, max_tokens))
 
     async def aview(
         self,
@@ -599,9 +550,9 @@ class TurnHistory(BaseChatMessageHistory):
         window: Window | None = None,
         replaces: int | None = None,
         turn_id: str | None = None,
-    ) -> HistoryView:
+    ) -> base.HistoryView:
         """Run `view` asynchronously."""
-        return await self._store.arun(self._view(max_messages, max_tokens, window, replaces, turn_id))
+        return await self._store.arun(self._view(window, replaces, turn_id, max_messages, max_tokens))
 
     def iter_turns(
         self, *, after_seq: int | None = None, before_seq: int | None = None, hidden: bool = False
@@ -692,11 +643,10 @@ class TurnHistory(BaseChatMessageHistory):
             return
         # Both verbs may be overridden in terms of each other. Counting the depth turns endless recursion into an error.
         if _nested.get() >= MAX_NESTED:
-            msg = (
+            raise ConfigurationError(
                 f"{type(self).__name__}.add_message calls add_messages, which calls add_message: call "
                 "super().add_message(message) there, or override add_messages instead"
             )
-            raise ConfigurationError(msg)
         token = _nested.set(_nested.get() + 1)
         try:
             for message in messages:
@@ -719,7 +669,7 @@ class TurnHistory(BaseChatMessageHistory):
         expected_seq: int | None = None,
         epoch: int | None = None,
         since: datetime | None = None,
-        head: SessionHead | None = None,
+        head: base.SessionHead | None = None,
         replaces: int | None = None,
         trace: Mapping[str, Any] | None = None,
     ) -> int:
@@ -772,7 +722,7 @@ class TurnHistory(BaseChatMessageHistory):
         expected_seq: int | None = None,
         epoch: int | None = None,
         since: datetime | None = None,
-        head: SessionHead | None = None,
+        head: base.SessionHead | None = None,
         replaces: int | None = None,
         trace: Mapping[str, Any] | None = None,
     ) -> int:
@@ -839,7 +789,7 @@ class TurnHistory(BaseChatMessageHistory):
         """Run `undo_edit` asynchronously."""
         return await self._store.arun(self._undo_edit())
 
-    def regenerate(self, seq: int | None = None) -> RepeatedQuestion:
+    def regenerate(self, seq: int | None = None) -> base.RepeatedQuestion:
         """Return a question of the user, to have it answered again in place of the turn that holds it. Changes nothing.
 
         Pass what is returned to the chain. The turn that it saves replaces the old one in one step: if the model fails,
@@ -870,7 +820,7 @@ class TurnHistory(BaseChatMessageHistory):
         """
         return self._store.run(self._regenerate(seq))
 
-    async def aregenerate(self, seq: int | None = None) -> RepeatedQuestion:
+    async def aregenerate(self, seq: int | None = None) -> base.RepeatedQuestion:
         """Run `regenerate` asynchronously."""
         return await self._store.arun(self._regenerate(seq))
 
@@ -950,7 +900,7 @@ class TurnHistory(BaseChatMessageHistory):
         if replaces is not None:
             self._store.check_edits()
             check_size(replaces, "replaces", 1)
-        batch = prepare_batch(messages, turn_id, self.token_counter, replaces)
+        batch = history_rows.prepare_batch(messages, turn_id, self.token_counter, replaces)
         rows = [replace(row, trace=trace) for row in batch.rows[:1]] if trace else []
         return replace(batch, rows=[*rows, *batch.rows[len(rows) :]])
 
@@ -994,7 +944,7 @@ class TurnHistory(BaseChatMessageHistory):
                 raise self._not_shown(seq, **batch.error_context) from None
             if shown and stored <= page.seq:
                 msg = f"this edit is stored already, at position {stored}, and was taken back: give it another turn_id"
-                raise IdempotencyConflictError(msg, stored=batch.identified, **batch.error_context)
+                raise errors.IdempotencyConflictError(msg, stored=batch.identified, **batch.error_context)
             return stored
 
     async def _undo_edit(self) -> bool:
@@ -1002,11 +952,11 @@ class TurnHistory(BaseChatMessageHistory):
         while True:
             page = await self._store.page_back(self._scope, None, 1, PageLimit())
             edits = await self._store.edits(self._scope)
-            replaced = ReplacedTurns(edits)
+            replaced = history_rows.ReplacedTurns(edits)
             newest = next((edit.seq for edit in edits if not edit.is_undo and edit.seq not in replaced), None)
             if newest is None:
                 return False
-            batch = Batch([], [], [TurnRow(f"undo:{uuid4()}", [], [], replaces=newest)], None)
+            batch = Batch([], [], [history_rows.TurnRow(f"undo:{uuid4()}", [], [], replaces=newest)], None)
             origin = ReadVersion(page.epoch, page.read_at, page.head)
             try:
                 await self._store.append(self._scope, batch, page.seq, origin)
@@ -1014,7 +964,7 @@ class TurnHistory(BaseChatMessageHistory):
                 continue
             return True
 
-    async def _regenerate(self, seq: int | None) -> RepeatedQuestion:
+    async def _regenerate(self, seq: int | None) -> base.RepeatedQuestion:
         self._store.check_edits()
         if seq is not None and not await self._shown(check_size(seq, "seq", 1)):
             raise self._not_shown(seq)
@@ -1031,10 +981,9 @@ class TurnHistory(BaseChatMessageHistory):
                     msg = f"the turn {turn.op} of session {self.session_id!r} {what}, so it cannot be regenerated"
                     raise ConfigurationError(msg)
                 given = [m.model_copy(update={"id": None}) for m in turn.messages[:answer]]
-                return RepeatedQuestion(given, turn.seq)
+                return base.RepeatedQuestion(given, turn.seq)
             if page.older is None:
-                msg = f"session {self.session_id!r} holds no question to answer again"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"session {self.session_id!r} holds no question to answer again")
             older = page.older
 
     async def _fork(self, other: Self, at: int | None) -> None:
@@ -1046,20 +995,15 @@ class TurnHistory(BaseChatMessageHistory):
             raise HistoryConflictError(msg)
 
     async def _view(
-        self,
-        max_messages: int | None,
-        max_tokens: int | None,
-        window: Window | None,
-        replaces: int | None = None,
-        turn_id: str | None = None,
-    ) -> HistoryView:
+        self, window: Window | None, replaces: int | None, turn_id: str | None, *limits: int | None
+    ) -> base.HistoryView:
         if replaces is not None:
             self._store.check_edits()
-        limits = check_limit(max_messages, "max_messages"), check_limit(max_tokens, "max_tokens")
-        asked = window or Window(None, *limits, self.token_counter)
+        max_messages, max_tokens = map(check_limit, limits or (None, None), ("max_messages", "max_tokens"))
+        asked = window or Window(None, max_messages, max_tokens, self.token_counter)
         after = asked.after
         if after is not None and replaces is not None and after.seq >= replaces:  # a summary of what is replaced
-            return await self._view(None, None, replace(asked, after=None), replaces, turn_id)
+            return await self._view(replace(asked, after=None), replaces, turn_id)
         head, turns, begins = await self._newest(asked, replaces, turn_id, sliced=window is None)
         messages = [m for t in turns for m in t.messages]
         tokens = [n for t in turns for n in t.tokens]
@@ -1076,12 +1020,12 @@ class TurnHistory(BaseChatMessageHistory):
         # The position is gone: the session was cleared or has expired since the summary was made, or an edit replaced
         # it. A summary of such turns must not be shown, so the window is read as if there were none.
         if begin is None:
-            return await self._view(None, None, replace(asked, after=None), replaces, turn_id)
+            return await self._view(replace(asked, after=None), replaces, turn_id)
         problems = self._report(turns)
         counted_by = counter_name(self.token_counter if after else asked.counter)
         origins = [t for t in turns for _ in t.messages][begin:]
-        known = HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
-        return HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
+        known = base.HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
+        return base.HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
 
     async def _newest(
         self, asked: Window, replaces: int | None, turn_id: str | None, *, sliced: bool
@@ -1104,10 +1048,8 @@ class TurnHistory(BaseChatMessageHistory):
         older: object = None
         messages = tokens = 0
         while True:
-            enough = PageLimit(
-                max_messages - messages if sliced and max_messages is not None else None,
-                max_tokens - tokens if max_tokens is not None and not recount else None,
-            )
+            some = max_messages - messages if sliced and max_messages is not None else None
+            enough = PageLimit(some, max_tokens - tokens if max_tokens is not None and not recount else None)
             floor = after.seq if after else 0
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
             head, older, limit = head or page, page.older, limit * 2
@@ -1136,8 +1078,7 @@ class TurnHistory(BaseChatMessageHistory):
 
     async def _stored_ids(self, ids: Sequence[str]) -> set[str]:
         if not all(isinstance(value, str) for value in ids):  # another type could become an operator in a filter
-            msg = f"message ids must be str, not {', '.join({type(value).__name__ for value in ids})}"
-            raise TypeError(msg)
+            raise TypeError(f"message ids must be str, not {', '.join({type(value).__name__ for value in ids})}")
         return await self._store.stored_ids(self._scope, ids) if ids else set()
 
     async def _last_questions(self, n: int) -> list[str]:
@@ -1165,7 +1106,7 @@ class TurnHistory(BaseChatMessageHistory):
         problems = [problem for turn in turns for problem in turn.problems]
         if problems and self._on_corrupt == "raise":
             msg = f"{len(problems)} unreadable in session {self._scope.session_id!r}: {problems[0]}"
-            raise MessageDecodeError(msg)
+            raise errors.MessageDecodeError(msg)
         if problems:
             shown = "; ".join(problems[:3])
             logger.warning("%d unreadable in session %r, left out: %s", len(problems), self._scope.session_id, shown)
@@ -1186,10 +1127,10 @@ class HistoryOptions(TypedDict, total=False):
 
     history_size: int | None
     ttl: float | None
-    token_counter: TokenCounterLike
+    token_counter: base.TokenCounterLike
     on_corrupt: Literal["report", "raise"]
     timeout: float
-    now: Now
+    now: base.Now
 
 
 H = TypeVar("H", bound="TurnHistory")
@@ -1202,14 +1143,13 @@ def check_options(kind: type[TurnHistory], options: Mapping[str, object]) -> Non
     """Check the names of the options that a `factory` passes on to the constructor; ids differ among histories."""
     for name in ("session_id", "user_id"):
         if name in options:
-            msg = (
+            raise ConfigurationError(
                 f"factory() takes no {name}, since it makes the histories of all sessions and users: give it where a "
                 "history is made, histories('s1', user_id='u1'), or in the config of a call"
             )
-            raise ConfigurationError(msg)
     parameters = inspect.signature(kind).parameters.values()
     # arguments that a subclass's constructor takes before the `*` are accepted as well
-    check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
+    base.check_arguments(options.keys() - {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}, kind)
 
 
 class HistoryFactory(ClosingMixin, Generic[H]):
@@ -1272,8 +1212,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             raise ConfigurationError(msg)
         history = self._make(session_id, **owner)
         if (history.session_id, history.user_id) != (session_id, user_id):
-            msg = f"the constructor of {name} made a history of another session or user. {FUNCTION}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the constructor of {name} made a history of another session or user. {FUNCTION}")
         # The subclass's constructor has opened an in-memory database of its own, in which no other history would find
         # the session: use the factory's.
         if self._store.in_memory:
@@ -1304,7 +1243,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         *,
         limit: int | None = None,
         before: str | None = None,
-        where: Mapping[str, Any] | None = None,
+        where: Metadata | None = None,
         hidden: bool = False,
     ) -> list[SessionInfo]:
         """Return the user's sessions that hold turns, most recently used first, with titles: all, or a page of them.
@@ -1345,19 +1284,14 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         *,
         limit: int | None = None,
         before: str | None = None,
-        where: Mapping[str, Any] | None = None,
+        where: Metadata | None = None,
         hidden: bool = False,
     ) -> list[SessionInfo]:
         """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
         return await self._store.arun(self._store.session_page(_asked(user_id, limit, before, where, hidden)))
 
     def update_session(
-        self,
-        session_id: str,
-        user_id: str | None = None,
-        *,
-        title: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        self, session_id: str, user_id: str | None = None, *, title: str | None = None, metadata: Metadata | None = None
     ) -> None:
         """Store a title, metadata or both for a session that holds turns; `clear` and `purge` delete them.
 
@@ -1381,18 +1315,13 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             >>> [session.title for session in histories.list_sessions("u1", where={"folder": "travel"})]
             ['Reefs']
         """
-        self._store.run(self._update(session_id, user_id, title, metadata))
+        self._store.run(self._update(_scope(session_id, user_id), title, metadata))
 
     async def aupdate_session(
-        self,
-        session_id: str,
-        user_id: str | None = None,
-        *,
-        title: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        self, session_id: str, user_id: str | None = None, *, title: str | None = None, metadata: Metadata | None = None
     ) -> None:
         """Run `update_session` asynchronously."""
-        await self._store.arun(self._update(session_id, user_id, title, metadata))
+        await self._store.arun(self._update(_scope(session_id, user_id), title, metadata))
 
     def generate_title(self, session_id: str, llm: Runnable[Any, Any], user_id: str | None = None) -> str:
         """Have a model write a title of the beginning of a conversation, store it, and return it.
@@ -1416,7 +1345,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     def search_messages(
         self, user_id: str | None, text: str, *, limit: int = 20, before: str | None = None
-    ) -> list[FoundMessage]:
+    ) -> list[base.FoundMessage]:
         """Find what was said in the user's sessions, by words, the newest first.
 
         There is no full-text index: the user's turns are looked through, newest first, until enough is found. The cost
@@ -1449,7 +1378,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     async def asearch_messages(
         self, user_id: str | None, text: str, *, limit: int = 20, before: str | None = None
-    ) -> list[FoundMessage]:
+    ) -> list[base.FoundMessage]:
         """Run `search_messages` asynchronously."""
         return await self._store.arun(self._search(user_id, text, limit, before))
 
@@ -1499,19 +1428,11 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         Raises:
             HistoryWriteError: The store failed; calling again finishes the work.
         """
-        owner = check_id(user_id, "user_id")
-        listed = self.list_sessions(owner) if self._clears_more else []
-        for session in listed:
-            self(session.session_id, owner).clear()
-        return _with(listed, self._store.run(self._store.purge(owner)))
+        return drive(self._purge(user_id))
 
     async def apurge(self, user_id: str) -> dict[str, int]:
         """Run `purge` asynchronously."""
-        owner = check_id(user_id, "user_id")
-        listed = await self.alist_sessions(owner) if self._clears_more else []
-        for session in listed:
-            await self(session.session_id, owner).aclear()
-        return _with(listed, await self._store.arun(self._store.purge(owner)))
+        return await adrive(self._purge(user_id))
 
     def close(self) -> None:
         """Close the connections that this factory opened; a client you passed in stays open."""
@@ -1523,19 +1444,25 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
     # -- flows
 
+    async def _purge(self, user_id: str) -> dict[str, int]:
+        owner, listed = check_id(user_id, "user_id"), list[SessionInfo]()
+        if self._clears_more:
+            listed = await Step(partial(self.list_sessions, owner), partial(self.alist_sessions, owner))
+        for session in listed:
+            history = self(session.session_id, owner)
+            await Step(history.clear, history.aclear)
+        # including what the subclass's `clear` has deleted
+        cleared = {"sessions": len(listed), "turns": sum(session.turns for session in listed)}
+        counts = await self._step(lambda: self._store.purge(owner))
+        return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
+
     async def _update(
-        self, session_id: str, user_id: str | None, title: str | None, metadata: Mapping[str, Any] | None
+        self, scope: SessionScope, title: str | None, metadata: Metadata | None = None, epoch: int | None = None
     ) -> None:
         details = sessions.check_title(title), sessions.check_metadata(metadata)
-        await self._store_details(_scope(session_id, user_id), *details)
-
-    async def _store_details(
-        self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
-    ) -> None:
-        if not await self._store.update_session(scope, title, metadata, epoch):
+        if not await self._store.update_session(scope, *details, epoch):
             why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
-            msg = f"session {scope.session_id!r} {why}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"session {scope.session_id!r} {why}")
 
     async def _title(self, session_id: str, llm: Runnable[Any, Any], user_id: str | None) -> str:
         scope = _scope(session_id, user_id)
@@ -1547,7 +1474,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             nothing = SessionInfo(session_id, 0, None, None)
             title = sessions.title_in(answer_text(answer)) or sessions.describe_session(nothing, turns, None).title
         # The model took its time: a title of turns that were cleared meanwhile is not stored.
-        await self._step(lambda: self._store_details(scope, title, None, epoch))
+        await self._step(lambda: self._update(scope, title, epoch=epoch))
         return title
 
     def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
@@ -1569,10 +1496,10 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             if after is None:
                 return total
 
-    async def _search(self, user_id: str | None, text: str, limit: int, before: str | None) -> list[FoundMessage]:
+    async def _search(self, user_id: str | None, text: str, limit: int, before: str | None) -> list[base.FoundMessage]:
         owner, words, most = _owner(user_id), sessions.words_of(text), check_size(limit, "limit", 1)
         after = begin = ListPosition.read(before)
-        found: list[FoundMessage] = []
+        found: list[base.FoundMessage] = []
         while len(found) < most:
             turns, after = await self._store.find_turns(owner, words, after, most)
             found += [hit for name, turn in turns for hit in sessions.found_in(name, turn, words, begin)]
@@ -1582,16 +1509,10 @@ class HistoryFactory(ClosingMixin, Generic[H]):
 
 
 def _asked(
-    user_id: str | None, limit: int | None, before: str | None, where: Mapping[str, Any] | None, hidden: bool
+    user_id: str | None, limit: int | None, before: str | None, where: Metadata | None, hidden: bool
 ) -> SessionQuery:
     most, place = limit if limit is None else check_size(limit, "limit", 1), ListPosition.read(before)
     return SessionQuery(_owner(user_id), most, place, sessions.check_where(where), hidden)
-
-
-def _with(listed: list[SessionInfo], counts: dict[str, int]) -> dict[str, int]:
-    """Return the counts of a purge, including what a subclass's `clear` deleted before it."""
-    cleared = {"sessions": len(listed), "turns": sum(session.turns for session in listed)}
-    return {name: max(count, cleared.get(name, 0)) for name, count in counts.items()}
 
 
 def _scope(session_id: str, user_id: str | None) -> SessionScope:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import BaseMessage
 
@@ -196,10 +196,7 @@ def replaced_in(edits: Iterable[tuple[str, Edit]]) -> list[tuple[str, int, int]]
 
 
 def read_turn(
-    row: Mapping[str, Any],
-    counter: TokenCounter | None,
-    newest: int | None = None,
-    replaced: Container[int] = (),
+    row: Mapping[str, Any], counter: TokenCounter | None, newest: int | None = None, replaced: Container[int] = ()
 ) -> Turn:
     """Decode a stored row into a `Turn`. Damaged messages, or a newer format, become a line in `problems`.
 
@@ -340,6 +337,10 @@ class PageLimit(NamedTuple):
 
     messages: int | None = None
     tokens: int | None = None
+
+
+TurnPage: TypeAlias = tuple[list[Turn], Any]
+"""Turns, and where to continue; None at the end."""
 
 
 def until_limit(turns: Iterable[Turn], enough: PageLimit) -> tuple[list[Turn], bool]:

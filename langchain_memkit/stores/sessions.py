@@ -20,7 +20,11 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import escaped, message_text, printable, role_of
 from langchain_memkit.messages.trimming import is_user_message
 
-Walk: TypeAlias = Callable[[ListPosition | None, list[str], int], Awaitable[list[tuple[datetime, str]]]]
+Places: TypeAlias = list[tuple[datetime, str]]
+"""Dates of turns with their sessions."""
+Walk: TypeAlias = Callable[[ListPosition | None, list[str], int], Awaitable[Places]]
+FoundPage: TypeAlias = tuple[list[tuple[str, Turn]], ListPosition | None]
+"""Turns with their sessions, and where to continue; None at the end."""
 Describe: TypeAlias = Callable[[list[str] | None], Awaitable[list[SessionInfo]]]
 
 MAX_TITLE = 1000  # bytes
@@ -90,7 +94,8 @@ def describe_session(
     said = [message for turn in first for message in turn.messages]
     question = next(filter(is_user_message, said), said[0] if said else None)
     answer = next((m.text for m in reversed(last.messages if last else ()) if m.text.strip()), "")
-    is_valid = details and last and details.epoch and same_conversation(details.epoch, last.epoch)
+    epoch = details.epoch if details and isinstance(details.epoch, int) else 0
+    is_valid = epoch and last and same_conversation(epoch, last.epoch)
     kept = details if details and is_valid else SessionDetails()
     title = str(kept.title or "") or beginning(question.text if question else "", TITLED)
     return replace(info, title=title, metadata=_metadata_in(kept.metadata), preview=beginning(answer, PREVIEWED))
@@ -203,8 +208,7 @@ def words_of(text: str) -> list[str]:
     """Return the words to search for."""
     words = list(dict.fromkeys(re.findall(r"\w+", check_text(text, "text", 1000))))
     if not words:
-        msg = "text must hold at least one word to search for"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("text must hold at least one word to search for")
     return words
 
 

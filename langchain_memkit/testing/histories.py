@@ -9,12 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit.base import Window
-from langchain_memkit.errors import (
-    ConfigurationError,
-    HistoryConflictError,
-    IdempotencyConflictError,
-    StaleTurnError,
-)
+from langchain_memkit.errors import ConfigurationError, HistoryConflictError, IdempotencyConflictError, StaleTurnError
 from langchain_memkit.stores.history import TurnHistory
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.langchain_histories import LangChainHistoryContract, MakeHistory, exchange, text_of_each

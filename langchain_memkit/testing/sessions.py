@@ -155,24 +155,13 @@ class SessionListContract(BothStyles):
         """All words must begin words of one message, in upper or lower case; the newest comes first."""
         self.fill(histories, call, *"abc")
         self.fill(histories, call, "a", user="u2")
-        call(
-            histories("a", "u1"),
-            "append_turn",
-            [HumanMessage("ÄPFEL\nund Straße"), AIMessage([{"type": "text", "text": "Bitte: Äpfel"}])],
-        )
+        said = [HumanMessage("ÄPFEL\nund Straße"), AIMessage([{"type": "text", "text": "Bitte: Äpfel"}])]
+        call(histories("a", "u1"), "append_turn", said)
         found = self.pages(histories, call, "search_messages", "u1", "äpf", limit=1)
-        assert [(f.session_id, f.seq, f.index, f.excerpt) for f in found] == [
-            ("a", 2, 1, "Bitte: Äpfel"),
-            ("a", 2, 0, "ÄPFEL und Straße"),
-        ]
-        for text, count in (
-            ("about", 6),
-            ("ABOUT re", 3),
-            ("bout", 0),
-            ("about äpfel", 0),
-            ("und äpfel", 1),
-            ("$ne .*", 0),
-        ):
+        told = [("a", 2, 1, "Bitte: Äpfel"), ("a", 2, 0, "ÄPFEL und Straße")]
+        assert [(f.session_id, f.seq, f.index, f.excerpt) for f in found] == told
+        counts = {"about": 6, "ABOUT re": 3, "bout": 0, "about äpfel": 0, "und äpfel": 1, "$ne .*": 0}
+        for text, count in counts.items():
             assert len(self.pages(histories, call, "search_messages", "u1", text, limit=4)) == count, text
         call(histories("a", "u1"), "delete_turn", 2)
         assert call(histories, "search_messages", "u1", "äpfel") == []

@@ -160,13 +160,8 @@ class Runner(StoreBackend, Generic[S]):
         Writes wait for a majority and the journal; reads go to the primary and see what a majority has.
         """
         database, name = self.settings.names
-        return client[database].get_collection(
-            name,
-            codec_options=CODEC,
-            read_preference=ReadPreference.PRIMARY,
-            read_concern=ReadConcern("majority"),
-            write_concern=WriteConcern(w="majority", j=True, wtimeout=int(self.settings.save_timeout * 1000)),
-        )
+        certain = WriteConcern(w="majority", j=True, wtimeout=int(self.settings.save_timeout * 1000))
+        return client[database].get_collection(name, CODEC, ReadPreference.PRIMARY, certain, ReadConcern("majority"))
 
     # -- running
 
@@ -245,12 +240,10 @@ class Runner(StoreBackend, Generic[S]):
         Raises:
             ConfigurationError: The index is missing, and is not built without being asked.
         """
+        options: dict[str, Any] = {"sort": keys, "hint": keys, "limit": limit, "batch_size": limit}
         for built in (False, True):
             try:
-                return await self.read(
-                    lambda c: c.find(query, fields, sort=keys, hint=keys, limit=limit, batch_size=limit).to_list(),
-                    patience,
-                )
+                return await self.read(lambda c: c.find(query, fields, **options).to_list(), patience)
             except HistoryReadError as error:
                 if getattr(error.__cause__, "code", None) != NO_SUCH_HINT:
                     raise
@@ -388,15 +381,13 @@ class Runner(StoreBackend, Generic[S]):
             except driver.OperationFailure as error:
                 if error.code in NOT_ALLOWED_CODES or is_transient(error):
                     raise
-                msg = (
+                raise ConfigurationError(
                     f"{self.clients.hosts} refused an index of {collection}: {redact(str(error))}. memkit needs "
                     "partial unique indexes (MongoDB 5.0 or newer, Atlas, or a compatible server that has them)."
-                )
-                raise ConfigurationError(msg) from error
+                ) from error
         elif any(model.document.get("unique") for model in missing):
             why = f"lacks unique indexes, of {names}, without which turns could be lost or doubled"
-            msg = f"{collection} {why}, and create_index=False. Build them with {self.setup_call}."
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{collection} {why}, and create_index=False. Build them with {self.setup_call}.")
         _indexed.add(key)
 
 

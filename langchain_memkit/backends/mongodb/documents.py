@@ -91,8 +91,7 @@ def turn_document(
     """Build the document of one turn, with the fields in the order in which a person reads them."""
     now = row.created_at or settings.now()
     document: BsonDict = {
-        "user_id": scope.user_id,
-        "session_id": scope.session_id,
+        **scope._asdict(),  # user_id and session_id
         "seq": head.seq,
         "createdAt": now,
         "messages": row.messages,

@@ -159,8 +159,7 @@ class MongoDBChatMessageHistory(TurnHistory):
             msg = "rows of langchain-mongodb carry no user: leave user_id out, or use layout='turns'"
             raise ConfigurationError(msg)
         if self.layout == "qa" and user_id is None:
-            msg = "documents of layout='qa' belong to a user: pass user_id"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("documents of layout='qa' belong to a user: pass user_id")
 
     @property
     def client(self) -> MongoClient[BsonDict]:

@@ -107,8 +107,7 @@ def _server(
             yield client
     except PyMongoError as error:
         limit = f" within {seconds:g} s" if seconds else ""
-        msg = f"cannot {doing} {clients.hosts}{limit}: {text_of(error)}"
-        raise kind(msg) from error
+        raise kind(f"cannot {doing} {clients.hosts}{limit}: {text_of(error)}") from error
     finally:
         clients.release()
 

@@ -19,14 +19,15 @@ from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict
 from langchain_memkit.backends.mongodb.commands import details_of, is_transient, next_try, text_of
-from langchain_memkit.backends.mongodb.turns import MongoTurnStore, newest_first
+from langchain_memkit.backends.mongodb.turns import MongoTurnStore
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageDecodeError, MessageEncodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import turn_starts
 from langchain_memkit.stores import history_rows
-from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow, read_turn
+from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage, TurnRow
+from langchain_memkit.stores.sessions import SessionQuery, page_of
 
 Missing: TypeAlias = Callable[[list[BsonDict]], list[BsonDict]]
 """A function from the documents of a batch that are stored to those that are not."""
@@ -171,9 +172,7 @@ class QAStore(MongoTurnStore):
         turns, older = await self._page(scope, older, -1, limit)
         return Page(turns, 0, 0, None, older)
 
-    async def page_forward(
-        self, scope: SessionScope, after: object, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], PairPosition | None]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns, oldest first, and the position of the next page.
 
         Turns have no `seq` here: an `after` that is not such a position begins at the start.
@@ -204,7 +203,7 @@ class QAStore(MongoTurnStore):
         """Return the user's chats, most recently used first; with `hidden`, soft-deleted documents count as well."""
         match = self.filter(SessionScope(user_id, "")) | {"chatId": {"$type": "string"}}
         match |= {} if hidden else docs.SHOWN
-        return newest_first(await self.grouped(match, "chatId", "createdAt"))
+        return page_of(await self.grouped(match, "chatId", "createdAt"), SessionQuery(user_id))
 
     async def owners(self) -> list[str]:
         """Return all users with documents, sorted."""
@@ -223,7 +222,8 @@ class QAStore(MongoTurnStore):
             there = {d["op"]: d for d in found}
             for index, row in enumerate(batch.rows):
                 if row.op in there:  # else the row is new, or was split into several documents
-                    history_rows.stored_or_conflict(batch, index, read_turn(there[row.op], self.settings.token_counter))
+                    stored = history_rows.read_turn(there[row.op], self.settings.token_counter)
+                    history_rows.stored_or_conflict(batch, index, stored)
             return [d for d in documents if d["op"] not in there]
 
         return await insert_once(self, batch, expected_seq, query, ["op", "messages", "v"], missing)
@@ -282,7 +282,7 @@ def qa_turn(document: BsonDict, counter: TokenCounter | None) -> Turn:
     """Convert a document to a turn: our messages if their texts still equal `question` and `response`, else these."""
     op = str(document.get("op") or f"qa:{document.get('_id')}")
     sides: list[tuple[str, type[BaseMessage]]] = [("question", HumanMessage), ("response", AIMessage)]
-    own = read_turn({**document, "seq": 0, "epoch": 0, "op": op}, counter)
+    own = history_rows.read_turn({**document, "seq": 0, "epoch": 0, "op": op}, counter)
     texts = [side_text(own.messages, kind) for _, kind in sides]
     if "messages" in document and not own.problems and texts == [document.get(name) for name, _ in sides]:
         return own

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -26,10 +25,10 @@ from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, i
 from langchain_memkit.base import EDITS, ListPosition, SessionHead, SessionInfo, Turn, same_conversation
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
-from langchain_memkit.stores import history_rows
+from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import TurnStore
-from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
-from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time, word_pattern
+from langchain_memkit.stores.history_rows import EMPTY, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage
+from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -250,11 +249,6 @@ def _aggregate(pipeline: list[BsonDict], collection: Any) -> Any:
     return commands.rows_of(collection.aggregate(pipeline))
 
 
-def newest_first(sessions: Iterable[SessionInfo]) -> list[SessionInfo]:
-    """Sort sessions by their last use; those without a date come last."""
-    return sorted(sessions, key=lambda s: (-s.updated_at.timestamp() if s.updated_at else math.inf, s.session_id))
-
-
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
@@ -290,28 +284,27 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             return Page(turns, 0, 0, None, older)
         before, base = older or (None, 0)
         base = max(base, floor - 1)
-        query = turns_filter(*scope, seq={"$gt": base, **({"$lte": MOST} if before is None else {"$lt": before})})
+        upper = {"$lte": history_rows.MOST} if before is None else {"$lt": before}
+        query = turns_filter(*scope, seq={"$gt": base, **upper})
         # Fetch only so many messages of each document, and one more, from its end: those of an import are long.
         newest = {"$slice": -1 - min(enough.messages or 0, MAX_SLICE)}
         cut = {} if enough.messages is None else {"messages": newest, "tokens": newest}
-        fields: dict[str, object] = {"trace": 0, **cut}
-        documents = await self.find(query, fields, sort=[("seq", -1)], limit=limit)
-        found = docs.head_of(documents)
-        head = found or EMPTY
+        now, first = self.settings.now(), base
+        while True:
+            documents = await self.find(query, {"trace": 0, **cut}, sort=[("seq", -1)], limit=limit)
+            found = docs.head_of(documents)
+            head = found or EMPTY
+            base = first if older else max(first, head.base)
+            replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
+            turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
+            if not (cut and any(turn.problems for turn in turns)):
+                break
+            cut = {}  # unreadable messages do not count: read the documents whole
         known = head if found or not (documents or floor) else None
-        base = base if older else max(base, head.base)
         epoch = head.epoch
         if not documents and older is None and scope.user_id:
             # The tombstone of the user's last purge lies under the empty session id.
             epoch = (docs.head_of(await self.read(self.newest(SessionScope(scope.user_id, "")))) or EMPTY).epoch
-        now = self.settings.now()
-        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
-        turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
-        if cut and any(turn.problems for turn in turns):
-            # The documents were cut to their newest messages, but unreadable ones do not count: read them whole.
-            documents = await self.find(query, sort=[("seq", -1)], limit=limit)
-            replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
-            turns, stopped = history_rows.until_limit(self._live_turns(documents, base, now, replaced), enough)
         last = turns[-1].seq if stopped else documents[-1]["seq"] if documents else 0
         # The next page begins below what the documents of this one replace, as far as they were read.
         jump = turns[-1].replaces if stopped else replaced.first if replaced.first < docs.position(last) else None
@@ -326,9 +319,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         legacy = LegacyPosition(None, documents[-1].get("createdAt") if documents else None)
         return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy, known)
 
-    async def page_forward(
-        self, scope: SessionScope, after: Any | None, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], Any | None]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns, oldest first: langchain-mongodb's rows, then ours."""
         # No head while paging through langchain-mongodb's rows: they are not in our index, so it would cost a scan.
         legacy = after if isinstance(after, LegacyPosition) else None
@@ -340,7 +331,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             turns, following = await self._legacy_page(scope, legacy or LegacyPosition(), 1, limit)
             return turns, following or 0
         # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
-        at, end = after if isinstance(after, tuple) else (after, head.seq or MOST)
+        at, end = after if isinstance(after, tuple) else (after, head.seq or history_rows.MOST)
         query = turns_filter(*scope, seq={"$gt": max(at or 0, base), "$lte": end})
         documents = await self.find(query, sort=[("seq", 1)], limit=limit)
         edits = await self.edits(scope) if history_rows.was_edited(head.epoch) else []
@@ -349,12 +340,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return turns, (documents[-1]["seq"], end) if len(documents) == limit else None
 
     def _live_turns(
-        self,
-        documents: list[BsonDict],
-        base: int,
-        now: datetime,
-        replaced: history_rows.ReplacedTurns,
-        hidden: bool = False,
+        self, documents: list[BsonDict], base: int, now: datetime, replaced: Container[int], hidden: bool = False
     ) -> Iterator[Turn]:
         for document in documents:
             if is_live(document, base, now, hidden) and (hidden or document.get("seq") not in replaced):
@@ -394,10 +380,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
         """Return which of the ids belong to live messages of the session: one query of two indexes."""
         # what replaces others is read as well, since it may replace the messages
-        sought: list[BsonDict] = [
-            {"messages.id": {"$in": list(ids)}},
-            *([docs.EDITS] if self.layout == "turns" else []),
-        ]
+        sought: list[BsonDict] = [{"messages.id": {"$in": [*ids]}}, *([docs.EDITS] if self.layout == "turns" else [])]
         either = [{**self.filter(scope), **one} for one in sought]
         fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt", "replaces"]
         documents, now = await self.find({"$or": either}, fields), self.settings.now()
@@ -416,13 +399,13 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             for rows in await self.grouped(self._legacy_sessions(), self.settings.legacy_keys[0], "_id"):
                 ours = merged.get(rows.session_id, SessionInfo(rows.session_id, 0, None, rows.updated_at))
                 merged[rows.session_id] = replace(ours, turns=ours.turns + rows.turns, created_at=rows.created_at)
-        return newest_first(merged.values())
+        return sessions.page_of(merged.values(), SessionQuery(user_id))
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
         if self.layout != "turns" or await self._mixed(asked.user_id):
             return await super().session_page(asked)
-        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
+        return await sessions.page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
     async def _mixed(self, user_id: str) -> bool:
         """Whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
@@ -431,9 +414,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     def _legacy_sessions(self) -> BsonDict:
         return {**legacy_filter(*self.settings.legacy_keys), self.settings.legacy_keys[0]: {"$type": "string"}}
 
-    async def _walk(
-        self, user_id: str, place: ListPosition | None, done: list[str], count: int
-    ) -> list[tuple[datetime, str]]:
+    async def _walk(self, user_id: str, place: ListPosition | None, done: list[str], count: int) -> Places:
         query = turns_filter(user_id, createdAt=docs.until(place)) | {"session_id": {"$nin": done}}
         rows = await self.by_index(query, docs.BY_TIME, {"_id": 0, "createdAt": 1, "session_id": 1}, count)
         return [(at, str(row["session_id"])) for row in rows if isinstance(at := row["createdAt"], datetime)]
@@ -468,17 +449,15 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         for name, row in found.items():
             info = SessionInfo(name, row["turns"], docs.date_of(row["created"]), docs.date_of(row["updated"]))
             first, last = (ends.get(row[end]["id"]) for end in ("first", "last"))
-            listed.append(describe_session(info, [first] if first else [], last, details.get(name)))
+            listed.append(sessions.describe_session(info, [first] if first else [], last, details.get(name)))
         return listed
 
-    async def find_turns(
-        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
-    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+    async def find_turns(self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int) -> FoundPage:
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
         if self.layout != "turns" or await self._mixed(user_id):
             return await super().find_turns(user_id, words, after, limit)
         # The words hold no signs, so they are no patterns of the caller's.
-        patterns = [{"$regex": word_pattern(word), "$options": "i"} for word in words]
+        patterns = [{"$regex": sessions.word_pattern(word), "$options": "i"} for word in words]
         said = [{"$or": [{"messages.content": each}, {"messages.content.text": each}]} for each in patterns]
         query = turns_filter(user_id, kind={"$nin": NO_TURNS}, createdAt=docs.until(after))
         further = [*said, *docs.later(after)]
@@ -547,8 +526,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query, epoch = turns_filter(*scope, seq={"$eq": docs.DETAILS}), turn["epoch"]
         begin = turn["epoch"] >> EDITS << EDITS  # edits of the conversation change the last bits only
         await self.delete_many({**query, "epoch": {"$not": {"$gte": begin, "$lt": begin + (1 << EDITS)}}})
-        kept = {"title": title, "metadata": metadata}
-        given = {name: value for name, value in kept.items() if value is not None}
+        given = {name: value for name, value in (("title", title), ("metadata", metadata)) if value is not None}
         fresh: BsonDict = {"op": "session", "kind": "session", "v": FORMAT_VERSION, "title": "", "metadata": "{}"}
         made = {name: value for name, value in fresh.items() if name not in given}
         now = {**given, "epoch": epoch, "expiresAt": turn.get("expiresAt")}  # no date: it stays
@@ -651,7 +629,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def _tombstone(self, scope: SessionScope, kind: Kind, *, begun: bool = False) -> SessionHead:
         """Insert a tombstone at the end of a session, which voids everything before it; return the new head."""
-        batch = Batch([], [], [TurnRow(f"{kind}:{uuid4()}", [], [])], None)
+        batch = Batch([], [], [history_rows.TurnRow(f"{kind}:{uuid4()}", [], [])], None)
         return await Append(self, scope, batch, kind, unknown=begun).flow()
 
     async def erase_before(self, scope: SessionScope, head: SessionHead) -> int:
@@ -666,6 +644,6 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         change = docs.voided(head.epoch)
         recent = await self.sent(lambda c: c.update_many(turns, change), begun=True)
         # Documents with a damaged position: no reader shows them, but their content must go as well.
-        rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": MOST}})
+        rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": history_rows.MOST}})
         await self.delete_many(rest, begun=True)
         return deleted + recent.modified_count

@@ -180,8 +180,7 @@ class Database(ForkAware):
     def __reduce__(self) -> tuple[Callable[..., Database], tuple[str, float, int]]:
         """Pickle the file name and options; another process opens the file itself."""
         if self.in_memory:
-            msg = "what lies in ':memory:' cannot be pickled: give a file name as path"
-            raise TypeError(msg)
+            raise TypeError("what lies in ':memory:' cannot be pickled: give a file name as path")
         return shared_database, (self.path, self.timeout, self.file_mode)
 
     def __deepcopy__(self, memo: object) -> Database:
@@ -220,8 +219,7 @@ class Database(ForkAware):
             # `immutable=1` switches off locking and change detection: what was read while the file changed may be
             # inconsistent.
             if before and before != _state_of(self.path):
-                msg = "it was changed while it was read; call again"
-                raise sqlite3.OperationalError(msg)
+                raise sqlite3.OperationalError("it was changed while it was read; call again")
         finally:
             if connection.in_transaction:  # interrupted, e.g. by Ctrl-C: the transaction did not happen
                 connection.rollback()
@@ -346,8 +344,7 @@ _databases_lock = ForkSafeLock()
 def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int = OWNER_ALONE) -> Database:
     """Return the one `Database` per file, timeout, mode and process; in-memory ones are never shared."""
     if path == "":
-        msg = "path must be a file name or ':memory:', not empty"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("path must be a file name or ':memory:', not empty")
     if timeout != 0:  # 0 means not to wait for another process
         check_seconds(timeout, "timeout")
     if type(file_mode) is not int or not 0 <= file_mode <= 0o777 or file_mode & OWNER_ALONE != OWNER_ALONE:
@@ -441,8 +438,7 @@ class Transactions(StoreBackend):
             with self._database.connection() as connection:
                 yield connection
         except FAILURES as error:
-            msg = f"cannot read {self._database.path}: {explain_error(error)}"
-            raise HistoryReadError(msg) from error
+            raise HistoryReadError(f"cannot read {self._database.path}: {explain_error(error)}") from error
 
     async def _select(self, statement: str, **parameters: object) -> list[sqlite3.Row]:
         """Return the rows of a query, which may use the time as `:now`."""

@@ -14,26 +14,16 @@ from itertools import pairwise
 from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from uuid import uuid4
 
+from langchain_memkit import base
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
-from langchain_memkit.base import (
-    ListPosition,
-    Now,
-    SessionHead,
-    SessionInfo,
-    TokenCounter,
-    TokenCounterLike,
-    Turn,
-    check_seconds,
-    same_conversation,
-    utc_now,
-)
+from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn, same_conversation, utc_now
 from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
-from langchain_memkit.stores import history_rows
+from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
-from langchain_memkit.stores.history_rows import EMPTY, MOST, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnRow
-from langchain_memkit.stores.sessions import SessionDetails, SessionQuery, describe_session, page_by_time
+from langchain_memkit.stores.history_rows import EMPTY, MOST, Edit, Page, PageLimit, SessionScope, TurnPage, TurnRow
+from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 T = TypeVar("T")
 
@@ -42,12 +32,10 @@ UNREPLACED = (
     " AND seq >= json_extract(range.value, '$[1]') AND seq < json_extract(range.value, '$[2]'))"
 )
 HERE = "user_id = :user AND session_id = :session"
-COPIED = (  # the turns that a fork copies
-    f"{HERE} AND (expires_at IS NULL OR expires_at > :now) AND kind = 'turn' AND NOT is_deleted AND seq > :base"
-    " AND seq <= :end AND NOT EXISTS (SELECT 1 FROM json_each(:ranges)"
-    " WHERE seq >= json_extract(value, '$[0]') AND seq < json_extract(value, '$[1]'))"
-)
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
+COPIED = (  # the turns that a fork copies
+    f"{HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted AND seq > :base AND seq <= :end AND {UNREPLACED}"
+)
 SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
     f"typeof(seq) = 'integer' AND seq BETWEEN 1 AND {MOST} AND typeof(epoch) = 'integer'"
     " AND typeof(base) = 'integer' AND base BETWEEN 0 AND seq"
@@ -74,8 +62,7 @@ def check_owner(rows: Iterable[sqlite3.Row], scope: SessionScope) -> list[sqlite
     """Return the rows as a list, checked to be of this session: a damaged index may lead to rows of others."""
     found = list(rows)
     if any((row["user_id"], row["session_id"]) != scope for row in found):
-        msg = f"its index is damaged: {REPAIR}"
-        raise sqlite3.DatabaseError(msg)
+        raise sqlite3.DatabaseError(f"its index is damaged: {REPAIR}")
     return found
 
 
@@ -114,11 +101,6 @@ Kind: TypeAlias = Literal["turn", "undo", "clear", "purge"]
 EDITABLE = 8  # the version of a file from which on its rows may replace others
 
 
-def replaces_of(row: sqlite3.Row) -> Any:
-    """Return what a row replaces; None in an older file that cannot be written to."""
-    return row["replaces"] if "replaces" in row.keys() else None  # noqa: SIM118  # of a row, whose `in` looks at values
-
-
 def is_turn(row: sqlite3.Row, hidden: bool = False) -> bool:
     """Return whether a row is a turn, not one that takes an edit back, and (unless `hidden`) not soft-deleted."""
     return row["kind"] != "undo" and (hidden or row["is_deleted"] != 1)
@@ -130,8 +112,10 @@ MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every t
 class SQLiteTurnStore(Transactions, TurnStore):
     """The turn store on SQLite, as flows of a step or two each."""
 
-    def __init__(self, database: Database, ttl: float | None, token_counter: TokenCounter | None, now: Now) -> None:
-        check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
+    def __init__(
+        self, database: Database, ttl: float | None, token_counter: base.TokenCounter | None, now: base.Now
+    ) -> None:
+        base.check_seconds(ttl, "ttl", none="to keep turns", most=math.inf)
         super().__init__(database, now)
         self._ttl = ttl
         self._counter = token_counter
@@ -158,25 +142,22 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # An empty session has no epoch. Its turns are given that of the user's last purge instead, by which a
             # later append notices a purge of a session that held nothing.
             epoch = head.epoch or self._purged(connection, scope.user_id)
-            replaced = history_rows.ReplacedTurns(
-                history_rows.Edit(row["seq"], replaces_of(row)) for row in rows if row["seq"] > base
-            )
-            shown = (row for row in rows if row["seq"] > base and is_turn(row) and row["seq"] not in replaced)
+            valid = [row for row in rows if row["seq"] > base]
+            # an older file that cannot be written to has no such column
+            replaced = history_rows.ReplacedTurns(Edit(row["seq"], dict(row).get("replaces")) for row in valid)
+            shown = (row for row in valid if is_turn(row) and row["seq"] not in replaced)
             # The rows are decoded lazily: the rest of the page is not, once it holds enough.
             turns, stopped = history_rows.until_limit((self._turn(row, enough.messages) for row in shown), enough)
             last = turns[-1].seq if stopped else rows[-1]["seq"] if len(rows) == limit else 0
             # Gaps are looked for among all rows, hidden ones included: a soft-deleted turn is not lost.
-            seqs = [before, *(row["seq"] for row in rows if row["seq"] > base)]
+            seqs = [before, *(row["seq"] for row in valid)]
             lost = [turn for turn in lost_turns(connection, scope, seqs, last or base) if turn.seq not in replaced]
             # The next page begins below what the rows of this one replace, as far as they were read.
             last = (turns[-1].replaces or last) if stopped else min(last, replaced.first)
-            if lost:
-                turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
             return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
 
-    async def page_forward(
-        self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False
-    ) -> tuple[list[Turn], tuple[int, int] | None]:
+    async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
         with self._reading() as connection:
             # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
@@ -186,16 +167,13 @@ class SQLiteTurnStore(Transactions, TurnStore):
             given = self._parameters(scope, after=begin, limit=limit, end=end)
             rows = check_owner(connection.execute(f"{query} ORDER BY seq LIMIT :limit", given), scope)
             replaced = history_rows.ReplacedTurns(edit for edit in self._edits(connection, scope) if edit.seq <= end)
-            turns = [
-                self._turn(row, replaced=replaced)
-                for row in rows
-                if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)
-            ]
+            shown = [row for row in rows if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)]
+            turns = [self._turn(row, replaced=replaced) for row in shown]
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
             seqs = [*([] if is_full else [MOST + 1]), *(row["seq"] for row in reversed(rows))]
-            if lost := [turn for turn in lost_turns(connection, scope, seqs, begin) if turn.seq not in replaced]:
-                turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
+            lost = [turn for turn in lost_turns(connection, scope, seqs, begin) if turn.seq not in replaced]
+            turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
             return turns, (rows[-1]["seq"], end) if is_full else None
 
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
@@ -209,42 +187,20 @@ class SQLiteTurnStore(Transactions, TurnStore):
             replaced = history_rows.ReplacedTurns(self._edits(connection, scope)) if found else ()
         return {name for name, seq in found if seq not in replaced} & set(ids)
 
-    async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
+    async def edits(self, scope: SessionScope) -> list[Edit]:
         """Return the rows that replace others, newest first."""
         with self._reading() as connection:
             return self._edits(connection, scope)
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first; `hidden` counts soft-deleted turns as well."""
-        query = (
-            "SELECT session_id, COUNT(*), MIN(created_at), MAX(created_at) FROM turns WHERE user_id = :user"
-            f" AND kind = 'turn' {'' if hidden else 'AND NOT is_deleted'} AND {LIVE} AND {UNREPLACED}"
-            " GROUP BY session_id ORDER BY MAX(created_at) DESC"
-        )
-        with self._reading() as connection:
-            ranges = json.dumps(self._ranges(connection, user_id))  # first: an edit in between then hides nothing
-            given = {"user": user_id, "ranges": ranges, "now": self._now().timestamp()}
-            rows = connection.execute(query, given).fetchall()
-        return [SessionInfo(name, count, iso_date_of(first), iso_date_of(last)) for name, count, first, last in rows]
-
-    def _ranges(self, connection: sqlite3.Connection, user_id: str) -> list[tuple[str, int, int]]:
-        """Return the ranges of positions that were replaced in the sessions of a user."""
-        if connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE:
-            return []
-        query = (
-            f"SELECT session_id, seq, replaces FROM turns INDEXED BY turns_replaces WHERE user_id = :user AND {LIVE}"
-        )
-        given = {"user": user_id, "now": self._now().timestamp()}
-        rows = connection.execute(f"{query} AND replaces IS NOT NULL", given).fetchall()
-        return history_rows.replaced_in((name, history_rows.Edit(*edit)) for name, *edit in rows)
+        return await self.session_page(SessionQuery(user_id, hidden=hidden))
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
         """Return a page of the user's sessions with titles and previews, most recently used first."""
-        return await page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
+        return await sessions.page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
-    async def _walk(
-        self, user_id: str, place: ListPosition | None, done: list[str], count: int
-    ) -> list[tuple[datetime, str]]:
+    async def _walk(self, user_id: str, place: ListPosition | None, done: list[str], count: int) -> Places:
         query = (
             f"SELECT created_at, session_id FROM turns WHERE user_id = :user AND {DATED} AND created_at <= :at"
             " AND session_id NOT IN (SELECT value FROM json_each(:done))"
@@ -269,7 +225,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         ).replace("{DATED}", DATED)
         given = {"user": asked.user_id, "names": json.dumps(names), "item": asked.item, "now": self._now().timestamp()}
         with self._reading() as connection:
-            given["ranges"] = json.dumps(self._ranges(connection, asked.user_id))
+            given["ranges"] = self._ranges(connection, asked.user_id)
             found = connection.execute(query, given).fetchall()
             ends = json.dumps([place for row in found for place in row[4:]])
             # the plus sign keeps SQLite from walking all turns of the user
@@ -277,23 +233,18 @@ class SQLiteTurnStore(Transactions, TurnStore):
             turns = {row["rowid"]: self._turn(row) for row in connection.execute(query, {**given, "at": ends})}
             query = f"SELECT session_id, title, metadata, epoch FROM session_details WHERE user_id = :user {these}"
             details = {name: SessionDetails(*kept) for name, *kept in connection.execute(query, given)}
-        return [
-            describe_session(
-                SessionInfo(name, count, iso_date_of(begun), iso_date_of(used)),
-                [turns[first]] if first in turns else [],
-                turns.get(last),
-                details.get(name),
-            )
-            for name, count, begun, used, first, last in found
-        ]
+        listed: list[SessionInfo] = []
+        for name, count, begun, used, first, last in found:
+            info = SessionInfo(name, count, iso_date_of(begun), iso_date_of(used))
+            opening = [turns[first]] if first in turns else []
+            listed.append(sessions.describe_session(info, opening, turns.get(last), details.get(name)))
+        return listed
 
     async def update_session(
         self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
     ) -> bool:
         """Store title and metadata of a session in one transaction; return False if it holds no turns."""
-        last = (
-            f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC LIMIT 1"
-        )
+        last = f"SELECT epoch, expires_at FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' ORDER BY seq DESC"
         query = "SELECT * FROM session_details WHERE user_id = ? AND session_id = ?"
 
         def write(connection: sqlite3.Connection) -> bool:
@@ -308,9 +259,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
         return await self._write(write)
 
-    async def find_turns(
-        self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int
-    ) -> tuple[list[tuple[str, Turn]], ListPosition | None]:
+    async def find_turns(self, user_id: str, words: Sequence[str], after: ListPosition | None, limit: int) -> FoundPage:
         """Return turns that may hold the words, newest first, and where to continue; None at the end."""
         query = (
             f"SELECT * FROM turns WHERE user_id = :user AND created_at <= :at AND {LATER} AND {DATED}"
@@ -323,7 +272,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         folded = [word.casefold() for word in words]
         found: list[tuple[str, Turn]] = []
         with self._reading() as connection:
-            given["ranges"] = json.dumps(self._ranges(connection, user_id))
+            given["ranges"] = self._ranges(connection, user_id)
             for row in connection.execute(query, given):
                 text = str(row["messages"]).casefold()  # not decoded: most rows do not hold the words
                 if all(word in text for word in folded):
@@ -340,7 +289,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
         rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
         return [row[0] for row in rows]
 
-    async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
+    async def append(
+        self, scope: SessionScope, batch: history_rows.Batch, expected_seq: int | None, origin: history_rows.ReadVersion
+    ) -> int:
         """Store a batch in one transaction, and return the position of its last row."""
 
         def write(connection: sqlite3.Connection) -> int:
@@ -374,24 +325,16 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
         def write(connection: sqlite3.Connection) -> bool:
             self._expire(connection, target)
-            ranges = json.dumps(history_rows.ReplacedTurns(self._edits(connection, scope)).ranges)
-            base = (self._head(connection, scope) or EMPTY).base
+            base, ranges = (self._head(connection, scope) or EMPTY).base, self._ranges(connection, scope.user_id)
             given = self._parameters(scope, base=base, end=MOST if at is None else at, ranges=ranges)
-            copied, there = (
-                [row[0] for row in connection.execute(query, {**given, **more}).fetchall()]
-                for query, more in [
-                    (f"SELECT op FROM turns WHERE {COPIED} ORDER BY seq", {}),
-                    (
-                        f"SELECT op FROM turns WHERE {HERE} AND kind IN ('turn', 'undo') ORDER BY seq",
-                        {"session": session_id},
-                    ),
-                ]
-            )
+            copied = connection.execute(f"SELECT op FROM turns WHERE {COPIED} ORDER BY seq", given).fetchall()
+            query = f"SELECT op FROM turns WHERE {HERE} AND kind IN ('turn', 'undo') ORDER BY seq"
+            there = connection.execute(query, self._parameters(target)).fetchall()
             if there or not copied:
                 return there == copied
             head = self._head(connection, target) or SessionHead(0, history_rows.new_epoch(), 0)
-            given |= {"target": session_id, "last": self._last(connection, target, head)}
-            given |= {"epoch": head.epoch, "above": head.base}
+            last = self._last(connection, target, head)
+            given |= {"target": session_id, "last": last, "epoch": head.epoch, "above": head.base}
             connection.execute(
                 "INSERT INTO turns SELECT user_id, :target, :last + row_number() OVER (ORDER BY seq), op, kind, v,"
                 " :epoch, :above, created_at, expires_at, is_deleted, messages, tokens, token_counter, checksum,"
@@ -440,14 +383,21 @@ class SQLiteTurnStore(Transactions, TurnStore):
         row = connection.execute(query, self._parameters(scope)).fetchone()
         return SessionHead(*row) if row else None
 
-    def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[history_rows.Edit]:
-        if (
-            connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE
-        ):  # an older file that cannot be written to
-            return []
-        query = f"SELECT seq, replaces, kind = 'undo' FROM turns INDEXED BY turns_replaces WHERE {HERE} AND {LIVE}"
-        query += f" AND replaces IS NOT NULL AND seq <= {MOST} ORDER BY seq DESC"
-        return [history_rows.Edit(*row) for row in connection.execute(query, self._parameters(scope))]
+    def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[Edit]:
+        return [edit for _, edit in self._edits_of(connection, HERE, self._parameters(scope))]
+
+    def _edits_of(self, connection: sqlite3.Connection, where: str, given: dict[str, object]) -> list[tuple[str, Edit]]:
+        """Return the rows that replace others, newest first, each with its session."""
+        if connection.execute("PRAGMA user_version").fetchone()[0] < EDITABLE:
+            return []  # an older file that cannot be written to
+        query = f"SELECT session_id, seq, replaces, kind = 'undo' FROM turns INDEXED BY turns_replaces WHERE {where}"
+        query += f" AND {LIVE} AND replaces IS NOT NULL AND seq <= {MOST} ORDER BY seq DESC"
+        return [(name, Edit(*edit)) for name, *edit in connection.execute(query, given)]
+
+    def _ranges(self, connection: sqlite3.Connection, user_id: str) -> str:
+        """Return the ranges of positions that were replaced in the sessions of a user, for `UNREPLACED`."""
+        given: dict[str, object] = {"user": user_id, "now": self._now().timestamp()}
+        return json.dumps(history_rows.replaced_in(self._edits_of(connection, "user_id = :user", given)))
 
     def _end(self, connection: sqlite3.Connection, scope: SessionScope) -> int:
         query = f"SELECT MAX(seq) FROM turns WHERE {HERE} AND seq <= {MOST}"
@@ -490,11 +440,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         messages = json.dumps(row.messages, ensure_ascii=False)
         # the number of characters first, which is free: it is at most the number of bytes
         if len(messages) > MAX_TURN or len(messages.encode()) > MAX_TURN:
-            msg = (
+            raise MessageTooLargeError(
                 f"a turn is larger than {MAX_TURN >> 20} MB, the most of every store. Nothing was stored. Keep large "
                 "content elsewhere, and what leads to it in the message"
             )
-            raise MessageTooLargeError(msg)
         values = [
             *scope, head.seq, row.op, kind, FORMAT_VERSION, head.epoch, head.base, now.isoformat(), expires,
             int(row.is_deleted), messages, json.dumps(row.tokens), counter_name(self._counter), checksum_of(messages),
@@ -579,11 +528,11 @@ class SQLiteChatMessageHistory(TurnHistory):
         user_id: str | None = None,
         history_size: int | None = None,
         ttl: float | None = None,
-        token_counter: TokenCounterLike = None,
+        token_counter: base.TokenCounterLike = None,
         on_corrupt: Literal["report", "raise"] = "report",
         timeout: float = 30.0,
         file_mode: int = OWNER_ALONE,
-        now: Now = utc_now,
+        now: base.Now = utc_now,
     ) -> None:
         counter = resolve_counter(token_counter)
         store = SQLiteTurnStore(shared_database(path, timeout, file_mode), ttl, counter, now)
