@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import UUID
@@ -176,7 +176,7 @@ class TurnTrace:
 
         Only the texts of system prompts and a rewritten question are kept, and none if the turn was `redacted`.
         """
-        data = self.to_dict()
+        data = replace(self, messages=[]).to_dict()  # they are those of a call
         del data["messages"]
         data |= {"v": 1, "searched_for": None if redacted else self.searched_for}
         for call in data["calls"]:

@@ -132,7 +132,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # `base` is the position of the last tombstone: rows up to it are void, even if their deletion is not
             # finished.
             base = max(base, floor - 1)
-            query = f"SELECT *, {SOUND} AS sound FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
+            # The page is for a model, who needs no traces: the first column of that name hides the second.
+            columns = f"NULL AS trace, *, {SOUND} AS sound"
+            query = f"SELECT {columns} FROM turns WHERE {HERE} AND {LIVE} AND seq < :before AND seq > :base"
             given = self._parameters(scope, before=before, base=base, limit=limit)
             rows = check_owner(connection.execute(f"{query} ORDER BY seq DESC LIMIT :limit", given), scope)
             # A damaged row cannot tell where the session ends: one with a wild position would hide all others.
@@ -421,8 +423,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         data["messages"] = None if is_damaged else parse_json(messages)
         data |= {"tokens": parse_json(row["tokens"]), "isDeleted": row["is_deleted"] == 1}
         data |= {"createdAt": iso_date_of(row["created_at"]), "expiresAt": date_of(row["expires_at"])}
-        # a page for a model is read without the traces
-        data["trace"] = parse_json(data["trace"]) if newest is None and data.get("trace") else None
+        data["trace"] = parse_json(data.get("trace"))
         turn = history_rows.read_turn(data, self._counter, newest, replaced)
         if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]
