@@ -35,8 +35,11 @@ def input_messages(value: object, key: str | None) -> list[BaseMessage]:
             if len(value) != 1:
                 raise ValueError(f"Expected a single list of messages. Got {len(value)} lists.")
             value = value[0]
+        messages: list[BaseMessage] | None = None
         with suppress(NotImplementedError, ValueError):  # not chained: their text quotes the user's input
-            return [_typed(message) for message in core.convert_to_messages(list(value))]
+            messages = core.convert_to_messages(list(value))
+        if messages is not None:
+            return [_typed(message) for message in messages]
         msg = "Expected a list of messages, or of what langchain-core makes messages of, as ('human', 'hi')."
         raise ValueError(msg)
     msg = f"Expected str, BaseMessage, list[BaseMessage], or tuple[BaseMessage]. Got {describe_value(value)}."
