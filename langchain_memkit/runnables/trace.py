@@ -48,7 +48,10 @@ STYLE = (  # without colours of text and background, so that it fits light and d
 )
 SCORE = "<small>score: how well the record fits the question; more is better, and comparable within one memory</small>"
 NOT_STORED = "[its text is not stored with the trace]"
-INNER_CHAINS = ("chat_retriever_chain",)  # what langchain_classic calls its history-aware retriever
+INNER_CHAINS = {  # last part of a step's name -> the purpose of model calls within
+    "chat_retriever_chain": "retrieval",  # langchain_classic's history-aware retriever
+    **dict.fromkeys(("before_agent", "before_model", "after_model"), "middleware"),  # hooks of an agent's middleware
+}
 
 Stop = Literal["answer", "any"]
 
@@ -79,8 +82,8 @@ class ModelCall:
 
     Attributes:
         purpose: `"answer"`; or of a call that only prepares one: `"summary"`, `"question"` (a follow-up question is
-            rewritten), `"summarization"` (langchain's middleware), `"preprocessor"`, `"retrieval"` and `"tool"` (made
-            inside a preprocessor of your own, a retriever or a tool).
+            rewritten), `"summarization"` (langchain's middleware), `"preprocessor"`, `"retrieval"`, `"tool"` and
+            `"middleware"` (made inside a preprocessor of your own, a retriever, a tool or a hook of a middleware).
         model: The model's name; empty if it does not tell it.
         messages: What it was given, in order.
         tool_tokens: Size of the schemas of its tools.
@@ -450,8 +453,8 @@ class TurnRecorder(BaseCallbackHandler):
         name = str(kwargs.get("name") or (serialized or {}).get("name") or "")
         self._ran.append((run_id, parent_run_id, name))
         within = self._inner.get(parent_run_id) if parent_run_id else None
-        if name in INNER_CHAINS or within:
-            self._inner[run_id] = within or "retrieval"
+        if inner := within or INNER_CHAINS.get(name.rpartition(".")[2]):
+            self._inner[run_id] = inner
 
     def _ended(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
         """Keep that a retriever or a tool has ended."""

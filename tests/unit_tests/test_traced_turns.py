@@ -35,6 +35,7 @@ from langchain_memkit.explain import TurnTrace, aexplain_turn
 from langchain_memkit.testing import FakeChatModel
 
 FERRY = Document("The ferry to Skye leaves at nine.", id="ferry", metadata={"source": "times.md"})
+SUMMARIES = ("summarization", "middleware")  # the purpose of the middleware's calls, with its mark or without
 SUMMARIZE = "<role>"  # how langchain's prompt for summaries begins
 ASKED = ["My name is Nemo.", "What is my name?", "Who wrote The Skeleton Songs?", "When does the ferry leave?", "And?"]
 
@@ -198,11 +199,11 @@ async def test_it_shows_what_the_model_is_given(seed: int) -> None:
         assert tried.tokens == traced.tokens
     # What an agent's other middleware calls in a step of its own is heard of in a dry run alone.
     for trace, expected in [(tried, case.prepared[first:prepared]), (traced, case.prepared[prepared:])]:
-        inner = [call for call in trace.calls if call.purpose not in ("answer", "summarization")]
+        inner = [call for call in trace.calls if call.purpose not in ("answer", *SUMMARIES)]
         shown = [messages for messages in expected if not messages[0].text.startswith(SUMMARIZE)]
         for call, messages in zip(inner, shown, strict=True):
             same([m.text for m in call.messages], messages)
-    told = sum(call.purpose == "summarization" for call in tried.calls)
+    told = sum(call.purpose in SUMMARIES for call in tried.calls)
     assert told == sum(messages[0].text.startswith(SUMMARIZE) for messages in case.prepared[first:prepared])
     stored = len(case.written()[0]) - len(before[0])
     assert stored == (4 if case.with_tools else 2)
