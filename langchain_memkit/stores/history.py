@@ -997,6 +997,8 @@ class TurnHistory(BaseChatMessageHistory):
     async def _view(
         self, window: Window | None, replaces: int | None, turn_id: str | None, *limits: int | None
     ) -> base.HistoryView:
+        if turn_id is not None:
+            check_id(turn_id, "turn_id")
         if replaces is not None:
             self._store.check_edits()
         max_messages, max_tokens = map(check_limit, limits or (None, None), ("max_messages", "max_tokens"))

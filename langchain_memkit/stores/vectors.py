@@ -432,6 +432,8 @@ class RecordVectorStore(ClosingMixin, VectorStore):
 
 
 def _wanted(ids: list[str] | None, user_id: str | None, kwargs: Mapping[str, object]) -> tuple[str | None, list[str]]:
+    if user_id is not None:  # first, so that a malformed one is told whatever else is wrong
+        check_id(user_id, "user_id")
     if ids is None or kwargs:
         raise TypeError("delete needs a list of ids and nothing else; forget(user_id) deletes all of a user")
     return user_id, ids

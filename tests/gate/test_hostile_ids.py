@@ -13,6 +13,7 @@ from bson import ObjectId
 from gatekit.systems import Place, config, echo
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableLambda
 from langgraph.store.memory import InMemoryStore
 
 import langchain_memkit
@@ -148,6 +149,9 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
         "session_id": "s1",
         "user_id": "u1",
         "query": "x",
+        "text": "x",
+        "seq": 1,
+        "llm": RunnableLambda(lambda prompt: "A title."),
         "generation": "g",
         "documents": [],
         "vectors": [],
