@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,8 @@ def explain_last_turn(runnable: Runnable[Any, Any], config: RunnableConfig | Non
     Args:
         runnable: The chain, RAG chain or agent that ran the turn.
         config: The config as for `invoke`, with the ids; the last turn that was called with these. With a `turn_id`,
-            that turn.
+            that turn. Without a `user_id` only turns that have none are found, so that users stay apart; an agent whose
+            runtime context names the user is asked with the `user_id` in the config.
 
     Returns:
         The trace of the turn; None if none of the last 32 turns of this process was called with these ids.
@@ -63,7 +65,8 @@ def explain_last_turn(runnable: Runnable[Any, Any], config: RunnableConfig | Non
     chains = [step for step in steps_of(runnable) if isinstance(step, HistoryTurn)]
     for recorder in reversed(list(trace.RECENT)):
         known = {"turn_id": recorder.turn_id, **recorder.configurable}
-        if ids.items() <= known.items() and (recorder.owner in chains or not chains):
+        # A config without a user or a session is not for just any: it would show one user what another was told.
+        if ids.items() <= known.items() and _whose(ids) == _whose(known) and (recorder.owner in chains or not chains):
             return recorder.trace()
     return None
 
@@ -178,6 +181,11 @@ async def _explain(runnable: Any, input: Any, config: RunnableConfig | None, *, 
     elif recorder.stopped_at not in (None, "answer"):
         seen.notes.append(f"ended before the call for {recorder.stopped_at}, on which the answering call depends")
     return seen
+
+
+def _whose(ids: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the session and the user that ids name."""
+    return ids.get("session_id", ids.get("thread_id")), ids.get("user_id")
 
 
 def _check(runnable: object) -> None:

@@ -114,7 +114,8 @@ def test_which_turn(histories: Any) -> None:
     named: Any = {"configurable": {**S1["configurable"], "turn_id": "t4"}}
     ours.invoke("four", named)
     theirs.invoke("five", session("s1", user_id="u2"))
-    assert last(ours).messages[-1].text == last(ours, None).messages[-1].text == "four"
+    assert last(ours).messages[-1].text == "four"
+    assert explain_last_turn(ours, None) is None, "of whom is not said"
     assert last(ours.with_config(tags=["t"]) | StrOutputParser()).messages[-1].text == "four"
     assert last(theirs).messages[-1].text == "three", "two chains on one session"
     assert last(ours, session("s2", user_id="u1")).messages[-1].text == "two"
@@ -319,3 +320,13 @@ def test_hostile_names_are_shown_as_text(histories: Any) -> None:
     Console(file=printed, width=200, force_terminal=True, color_system="truecolor").print(seen)
     assert printed.getvalue().count("[bold red]x[/]") == 2
     assert "\x1b[31m" not in printed.getvalue()
+
+
+def test_users_stay_apart() -> None:
+    """A config that leaves out user or session finds no turn of somebody, nor does one of another user."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    chat = create_runnable_with_message_history(FakeChatModel(), histories)
+    chat.invoke("My secret is 42.", {"configurable": {"session_id": "apart", "user_id": "nemo"}})
+    for ids in ({"session_id": "apart"}, {"user_id": "nemo"}, {}, {"session_id": "apart", "user_id": "dory"}):
+        assert explain_last_turn(chat, {"configurable": ids}) is None, ids
+    assert explain_last_turn(chat, {"configurable": {"session_id": "apart", "user_id": "nemo"}}) is not None
