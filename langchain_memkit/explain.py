@@ -103,6 +103,8 @@ async def aexplain_stored_turn(history: Any, seq: int | None = None) -> TurnTrac
 
 
 async def _stored(history: Any, seq: int | None) -> TurnTrace | None:
+    if not hasattr(history, "iter_turns"):
+        raise ConfigurationError(f"traces are stored by histories of langchain_memkit, not by {type(history).__name__}")
     turns = await turns_between(history, None)
     texts = {message.id: message_text(message) for turn in turns for message in turn.messages}
     traced = [turn for turn in turns if turn.trace and seq in (None, turn.seq)]

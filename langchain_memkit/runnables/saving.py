@@ -103,6 +103,8 @@ class TurnOptions:
         check_one_of(self.on_dropped_turn, "on_dropped_turn", ["report", "raise"], function=True)
         check_one_of(self.on_context_overflow, "on_context_overflow", ["retry", "raise"])
         check_one_of(self.on_load_error, "on_load_error", ["report", "raise"], function=True)
+        if not isinstance(self.trace, bool):
+            raise ConfigurationError(f"trace must be True or False, not {self.trace!r:.50}")
         chain = None if self.preprocessor is None else coerce_to_runnable(self.preprocessor)
         entries = memory_entries(self.memories)
         self.prompt = PromptBuilder(entries, chain, self.on_load_error, self.on_context_overflow)

@@ -765,11 +765,11 @@ class TurnHistory(BaseChatMessageHistory):
             >>> history.undo_edit(), [m.content for m in history.messages][-2:]
             (True, ['three', 'THREE'])
         """
-        return self._store.run(self._edit(self._batch(messages, turn_id, seq)))
+        return self._store.run(self._edit(self._batch(messages, turn_id, check_size(seq, "seq", 1))))
 
     async def aedit(self, seq: int, messages: Sequence[BaseMessage], *, turn_id: str | None = None) -> int:
         """Run `edit` asynchronously."""
-        batch = await self._abatch(messages, turn_id, seq)
+        batch = await self._abatch(messages, turn_id, check_size(seq, "seq", 1))
         return await self._store.arun(self._edit(batch))
 
     def undo_edit(self) -> bool:
@@ -1466,8 +1466,10 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
             raise ConfigurationError(f"session {scope.session_id!r} {why}")
 
-    async def _title(self, session_id: str, llm: Runnable[Any, Any], user_id: str | None) -> str:
+    async def _title(self, session_id: str, llm: Any, user_id: str | None) -> str:
         scope = _scope(session_id, user_id)
+        if not isinstance(llm, Runnable):
+            raise ConfigurationError(f"llm must be a chat model or another runnable, not a {type(llm).__name__}")
         turns = await self._step(lambda: self._store.first_turns(scope))
         title, epoch = "", turns[0].epoch if turns else None
         if turns:
@@ -1483,6 +1485,8 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         return Step(lambda: self._store.run(make_flow()), lambda: self._store.arun(make_flow()))
 
     async def _usage(self, owner: str, since: datetime | None) -> dict[str, dict[str, int]]:
+        if since is not None and since.tzinfo is None:
+            raise ConfigurationError("since must be an aware datetime, as datetime.now(UTC) is: one with a time zone")
         total: dict[str, dict[str, int]] = {}
         after: ListPosition | None = None
         while True:

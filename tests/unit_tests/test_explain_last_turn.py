@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from io import StringIO
 from typing import Any
 
@@ -31,9 +32,11 @@ from langchain_memkit import (
     create_runnable_with_message_history,
     create_trim_preprocessor,
     explain_last_turn,
+    explain_stored_turn,
     explain_turn,
     session,
 )
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.explain import TurnTrace
 from langchain_memkit.testing import FakeChatModel
 
@@ -330,3 +333,21 @@ def test_users_stay_apart() -> None:
     for ids in ({"session_id": "apart"}, {"user_id": "nemo"}, {}, {"session_id": "apart", "user_id": "dory"}):
         assert explain_last_turn(chat, {"configurable": ids}) is None, ids
     assert explain_last_turn(chat, {"configurable": {"session_id": "apart", "user_id": "nemo"}}) is not None
+
+
+def test_wrong_arguments_are_named() -> None:
+    """Each argument that cannot be what it is given is told by its own name, and nothing is changed."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    history: Any = histories("wrong", user_id="nemo")
+    history.add_user_message("Hello.")
+    wrong: list[tuple[str, Any]] = [
+        ("seq must be a whole number", lambda: history.edit("1", [HumanMessage("x")])),
+        ("llm must be a chat model", lambda: histories.generate_title("wrong", None, "nemo")),
+        ("since must be an aware datetime", lambda: histories.usage("nemo", since=datetime(2026, 1, 1))),  # noqa: DTZ001
+        ("traces are stored by histories of langchain_memkit", lambda: explain_stored_turn(object())),
+        ("trace must be True or False", lambda: MessageHistoryMiddleware(histories, trace="y")),
+    ]
+    for told, call in wrong:
+        with pytest.raises(ConfigurationError, match=told):
+            call()
+    assert [m.text for m in history.messages] == ["Hello."]
