@@ -30,12 +30,13 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     try:
         from langchain_memkit.cli.app import run
-    except KeyboardInterrupt:  # while its libraries are loaded, which takes the first second
-        sys.stderr.write("memkit: interrupted before anything was done\n")
+
+        return run(sys.argv[1:] if args is None else args)
+    except KeyboardInterrupt:  # while libraries are loaded, which takes the first second; commands handle it themselves
+        sys.stderr.write("memkit: interrupted: run the same command again\n")
         return 130
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise
         sys.stderr.write('memkit: the command line needs an extra: pip install "langchain-memkit[cli]"\n')
         return 2
-    return run(sys.argv[1:] if args is None else args)

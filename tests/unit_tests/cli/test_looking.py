@@ -125,4 +125,4 @@ def test_ctrl_c_while_it_loads() -> None:
     """Ctrl-C in the first second, in which libraries are loaded, is one line."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "memkit: interrupted before anything was done\n"
+    assert done.stderr == "memkit: interrupted: run the same command again\n"
