@@ -408,7 +408,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return await sessions.page_by_time(asked, partial(self._walk, asked.user_id), partial(self._described, asked))
 
     async def _mixed(self, user_id: str) -> bool:
-        """Whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
+        """Return whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
         return not user_id and bool(await self.find(self._legacy_sessions(), ["_id"], limit=1))
 
     def _legacy_sessions(self) -> BsonDict:
