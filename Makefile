@@ -106,7 +106,7 @@ docs: $(DEV) openssl11 ## the documentation as a site in build/site, any warning
 # MEMKIT_FOLLOWUPS=folder.
 bench: MILLION = $(and $(MEMKIT_LOCOMO),$(if $(filter --quick,$(ARGS)),,--million))
 bench: $(DEV) openssl11 minilm ## memkit beside its peers on a real MongoDB, 20 minutes and more, and docs/benchmarks.md of it; make bench ARGS=--quick for a look that writes nothing
-	for name in history context moving tokens entities titles followups sessions; do $(PY) -m benchmarks.$$name $(ARGS); done
+	for name in history context moving tokens entities titles followups sessions turn_costs; do $(PY) -m benchmarks.$$name $(ARGS); done
 	$(PY) -m benchmarks.recall $(ARGS) $(MILLION)
 	$(PY) -m benchmarks.overview $(filter --quick,$(ARGS))
 

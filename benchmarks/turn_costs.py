@@ -1,22 +1,27 @@
-"""What a turn costs with and without a memory: `python -m benchmarks.turn_costs`.
+"""What a turn costs with and without a memory, beside LangChain's: `python -m benchmarks.turn_costs`.
 
 Method. One process, one SQLite file and one standalone mongod on this machine. A user has so many rounds in other
-sessions; then turns go on in one session, plain ones and ones with a memory in turn, so that a slow minute hits all.
-CPU is the process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns.
-Commands are what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model
-is a fake that answers at once; the embedder is WordLlama, the product's default. Read the ratios.
+sessions; then turns go on in one session, those of each chain in turn, so that a slow minute hits all. CPU is the
+process's own (`time.process_time`; threads of the driver included, the server not), medians of the turns. Commands are
+what the driver sends while turns go on, statements what SQLite runs, without BEGIN and COMMIT. The model is a fake that
+answers at once; the embedder is WordLlama, the product's default. Read the ratios.
+
+The peer is LangChain's own: `RunnableWithMessageHistory` on langchain-mongodb's history with `history_size=20`, one
+kept history for the session and one client. It has the same rounds in a `VectorStoreRetrieverMemory` of
+langchain-classic around core's `InMemoryVectorStore`, read before the model and told of the turn after it. What it
+remembers is in this process only, and its client writes as it does by default; memkit writes both to the server, with
+majority and journal.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import re
 import sqlite3
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,9 +29,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from langchain_classic.memory import VectorStoreRetrieverMemory
 from langchain_core.messages import AIMessage, HumanMessage
-from pymongo import monitoring
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import RunnablePassthrough
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as PeerHistory
+from pymongo import MongoClient, monitoring
 
+from benchmarks.common import Row, arguments, environment, finish, one, ratio
 from benchmarks.conversations import vocabulary
 from langchain_memkit import (
     EntityMemory,
@@ -49,6 +61,8 @@ NAMES = re.compile(rf"\b(?:{'|'.join(PEOPLE)})\b")
 SIZES = (200, 2_000)  # rounds that the user has
 FIRST = 5  # turns that open connections and sessions, and do not count
 USER = "u1"
+PACKAGES = ("langchain-mongodb", "langchain-classic", "pymongo")
+PEER, PEER_RECALLS = "peer", "peer with memory"
 
 
 def mentions(text: str) -> list[Mention]:
@@ -96,15 +110,21 @@ def statements(counted: Counter[str]) -> Iterator[None]:
         sqlite3.connect = connect
 
 
+def known(size: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The user's other sessions, 20 rounds each."""
+    chance = random.Random(1)
+    for i in range(0, size, 20):
+        yield f"old-{i}", [(sentence(chance, 12), sentence(chance, 25)) for _ in range(min(20, size - i))]
+
+
 def chains_of(size: int, histories: Any, store: Any, values: Any) -> dict[str, Any]:
-    """A plain chain and one with each memory, which knows other sessions of the user, 20 rounds each."""
+    """A plain chain and one with each memory, which knows the other sessions."""
     memories: dict[str, Any] = {"vector": VectorMemory.factory(store), "entity": EntityMemory.factory(mentions, values)}
     for memory in memories.values():
-        chance = random.Random(1)
-        for i in range(0, size, 20):
-            rounds = range(min(20, size - i))
-            pairs = [(HumanMessage(sentence(chance, 12)), AIMessage(sentence(chance, 25))) for _ in rounds]
-            memory(f"old-{i}", USER).save([message for pair in pairs for message in pair])
+        for session_id, rounds in known(size):
+            memory(session_id, USER).save(
+                [m for said, answer in rounds for m in (HumanMessage(said), AIMessage(answer))]
+            )
     with_each: dict[str, list[Any]] = {"plain": [], **{name: [memory] for name, memory in memories.items()}}
     return {
         name: create_runnable_with_message_history(FakeChatModel(), histories, memories=used)
@@ -112,9 +132,56 @@ def chains_of(size: int, histories: Any, store: Any, values: Any) -> dict[str, A
     }
 
 
+class Peer:
+    """A chain of LangChain's own parts, in the two call styles that are measured."""
+
+    def __init__(self, client: Any, size: int | None) -> None:
+        self.memory: Any = None
+        history, notes = MessagesPlaceholder("history"), ("human", "{notes}\n\n{input}")
+        chain: Any = ChatPromptTemplate([history, ("human", "{input}") if size is None else notes]) | FakeChatModel()
+        kept: dict[str, Any] = {}
+
+        def of(session_id: str) -> Any:
+            if session_id not in kept:
+                kept[session_id] = PeerHistory(None, session_id, client=client, history_size=20, database_name="peer")
+            return kept[session_id]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # LangChain has deprecated both classes
+            if size is not None:
+                retriever = InMemoryVectorStore(WordLlamaEmbeddings()).as_retriever()
+                self.memory = VectorStoreRetrieverMemory(retriever=retriever, memory_key="notes", input_key="input")
+                for _, rounds in known(size):
+                    for said, answer in rounds:
+                        self.memory.save_context({"input": said}, {"output": answer})
+                chain = RunnablePassthrough.assign(notes=self.notes) | chain
+            keys = {"input_messages_key": "input", "history_messages_key": "history"}
+            self.chain = RunnableWithMessageHistory(chain, of, **keys)
+
+    def notes(self, given: dict[str, Any]) -> str:
+        """What the memory knows of the question."""
+        found: dict[str, str] = self.memory.load_memory_variables({"input": given["input"]})
+        return found["notes"]
+
+    def invoke(self, text: str, config: Any) -> None:
+        """One turn."""
+        answer = self.chain.invoke(
+            {"input": text}, {"configurable": {"session_id": config["configurable"]["session_id"]}}
+        )
+        if self.memory:
+            self.memory.save_context({"input": text}, {"output": answer.text})
+
+    async def ainvoke(self, text: str, config: Any) -> None:
+        """One turn, async."""
+        session_id = config["configurable"]["session_id"]
+        answer = await self.chain.ainvoke({"input": text}, {"configurable": {"session_id": session_id}})
+        if self.memory:
+            await self.memory.asave_context({"input": text}, {"output": answer.text})
+
+
 def measured(
     chains: dict[str, Any], size: int, turns: int, style: str, counted: Counter[str], runner: asyncio.Runner
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """Turn after turn, one of each chain, and what they cost."""
     chance = random.Random(size)
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in chains}
@@ -132,34 +199,49 @@ def measured(
             if i >= FIRST:
                 spent[name].append((time.process_time() - cpu, time.perf_counter() - wall))
                 sent[name].update(counted)
-    plain = median(cpu for cpu, _ in spent["plain"])
     for name, times in spent.items():
         cpu, wall = (median(column) for column in zip(*times, strict=True))
         yield {
+            "measurement": "turn",
             "style": style,
             "rounds": size,
-            "memory": name,
+            "turn": name,
             "cpu_ms": round(1000 * cpu, 2),
-            "wall_ms": round(1000 * wall, 2),
-            "times_plain": round(cpu / plain, 2),
+            "median_ms": round(1000 * wall, 2),
             "commands": {c: round(n / turns, 2) for c, n in sorted(sent[name].items()) if c not in ("BEGIN", "COMMIT")},
         }
 
 
+def derived(rows: list[Row]) -> Iterator[Row]:
+    """CPU of each turn by that of a plain one, and the peers' time by ours."""
+    for row in rows:
+        where = {key: row[key] for key in ("store", "style", "rounds")}
+        if row["turn"] in ("vector", "entity"):
+            plain = one(rows, turn="plain", **where)["cpu_ms"]
+            yield ratio(f"CPU, {row['turn']} / plain", row["cpu_ms"] / plain, **where)
+        for peer, ours in ((PEER, "plain"), (PEER_RECALLS, "vector")):
+            if row["turn"] == peer:
+                yield ratio(
+                    f"time, {peer} / {ours}", row["median_ms"] / one(rows, turn=ours, **where)["median_ms"], **where
+                )
+
+
 def main() -> None:
-    """Measures, and prints a line of JSON for each figure."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    """Measures, prints and, in a full run, writes."""
+    parser = arguments((__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=40, help="turns of each chain that are measured")
-    parser.add_argument("--quick", action="store_true", help="few turns over few rounds, to see that it runs")
     options = parser.parse_args()
     turns, sizes = (5, (40,)) if options.quick else (options.turns, SIZES)
     listener = Sent()
     monitoring.register(listener)
+    rows: list[Row] = []
+    about = environment(quick=options.quick, packages=PACKAGES)
     for size in sizes:
         for name in ("sqlite", "mongodb"):
             with ExitStack() as stack:
                 counted: Counter[str] = Counter() if name == "sqlite" else listener.names
                 parts: tuple[Any, ...]
+                peers: dict[str, Any] = {}
                 if name == "sqlite":
                     stack.enter_context(statements(counted))
                     path = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "chat.db"))
@@ -169,14 +251,17 @@ def main() -> None:
                     uri = stack.enter_context(local_mongodb()).uri
                     stores = MongoDBVectorStore(uri, WordLlamaEmbeddings()), MongoDBKeyValueStore(uri)
                     parts = MongoDBChatMessageHistory.factory(uri, history_size=20), *stores
+                    client = stack.enter_context(MongoClient[dict[str, Any]](uri))
+                    about["versions"]["mongod"] = client.server_info()["version"]
+                    peers = {PEER: Peer(client, None), PEER_RECALLS: Peer(client, size)}
                 runner = stack.enter_context(asyncio.Runner())
-                chains = chains_of(size, *parts)
+                chains = {**chains_of(size, *parts), **peers}
                 for style in ("sync", "async"):
-                    for row in measured(chains, size, turns, style, counted, runner):
-                        print(json.dumps({"store": name, **row}), flush=True)
+                    rows += [{"store": name, **row} for row in measured(chains, size, turns, style, counted, runner)]
                 for part in parts:
                     part.close()
                     runner.run(part.aclose())
+    finish("turn_costs", options.output, about, rows, list(derived(rows)), full=not options.quick)
 
 
 if __name__ == "__main__":

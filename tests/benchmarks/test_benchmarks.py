@@ -422,16 +422,17 @@ def test_the_committed_moving_result_is_of_a_full_run() -> None:
     assert all(ratio["holds"] for ratio in result["ratios"] if "bar" in ratio)
 
 
-def test_the_benchmark_of_turns_counts_what_each_sends() -> None:
+def test_the_benchmark_of_turns_counts_what_each_sends(tmp_path: Path) -> None:
     """Both stores and styles; on a server each memory adds one read and one write to the history's own."""
-    command = [sys.executable, "-m", "benchmarks.turn_costs", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.turn_costs", "--quick", "--output", str(tmp_path / "turns.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    systems = product(("sqlite", "mongodb"), ("sync", "async"), ("plain", "vector", "entity"))
-    assert {(row["store"], row["style"], row["memory"]) for row in rows} == set(systems)
-    assert all(row["cpu_ms"] > 0 and row["times_plain"] > 0 and row["commands"] for row in rows)
-    sent = {row["memory"]: row["commands"] for row in rows if row["store"] == "mongodb"}
+    rows = json.loads((tmp_path / "turns.json").read_text())["rows"]
+    ours = [*product(("sqlite", "mongodb"), ("sync", "async"), ("plain", "vector", "entity"))]
+    peers = [*product(("mongodb",), ("sync", "async"), ("peer", "peer with memory"))]
+    assert {(row["store"], row["style"], row["turn"]) for row in rows} == {*ours, *peers}
+    assert all(row["cpu_ms"] > 0 and row["median_ms"] > 0 and row["commands"] for row in rows)
+    sent = {row["turn"]: row["commands"] for row in rows if row["store"] == "mongodb"}
     assert sent["plain"] == {"find": 1.0, "insert": 1.0}
     assert sum(sent["entity"].values()) == 4
 
