@@ -155,7 +155,7 @@ class Peer:
                     for said, answer in rounds:
                         self.memory.save_context({"input": said}, {"output": answer})
                 chain = RunnablePassthrough.assign(notes=self.notes) | chain
-            keys = {"input_messages_key": "input", "history_messages_key": "history"}
+            keys: dict[str, Any] = {"input_messages_key": "input", "history_messages_key": "history"}
             self.chain = RunnableWithMessageHistory(chain, of, **keys)
 
     def notes(self, given: dict[str, Any]) -> str:
