@@ -28,6 +28,7 @@ from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.preprocessors.budget import budgets_of
+from langchain_memkit.preprocessors.trim import TrimPreprocessor
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -312,6 +313,8 @@ def memory_entries(entries: Any) -> list[Any]:
             maker = entry.__name__ if is_class and hasattr(entry, "factory") else "X"
             kinds = f"a Memory, a function (session_id, user_id) that makes one ({maker}.factory(...)), or a retriever"
             raise ConfigurationError(f"memories[{i}] must be {kinds}, not {name}")
+        if isinstance(entry, TrimPreprocessor):
+            raise ConfigurationError(f"memories[{i}] is a preprocessor: give it as preprocessor=")
         is_retriever = isinstance(entry, Runnable) and not isinstance(entry, Memory)
         found.append(RetrieverMemory(entry) if is_retriever else entry)
     return found

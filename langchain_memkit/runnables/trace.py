@@ -273,7 +273,8 @@ class TurnTrace:
     @property
     def left_out(self) -> str:
         """The numbers of kept, summarized and dropped messages and of recalled records, in words."""
-        recalled = f", {len(self.recalled):,} records recalled" if self.recalled else ""
+        found = len(self.recalled)
+        recalled = f", {found:,} record{'s' if found > 1 else ''} recalled" if found else ""
         return f"{self.kept:,} messages kept, {self.summarized:,} summarized, {self.dropped:,} dropped{recalled}"
 
     def _repr_html_(self) -> str:
@@ -492,7 +493,9 @@ class TurnRecorder(BaseCallbackHandler):
         if call := self.calls.get(run_id):
             call.seconds = time.perf_counter() - call.began
             for generation in (each for batch in response.generations for each in batch):
-                call.usage = getattr(getattr(generation, "message", None), "usage_metadata", None) or call.usage
+                message = getattr(generation, "message", None)
+                call.usage = getattr(message, "usage_metadata", None) or call.usage
+                call.model = str(getattr(message, "response_metadata", {}).get("model_name") or "") or call.model
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Keep the duration and the kind of error of a call that failed."""

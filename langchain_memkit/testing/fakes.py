@@ -33,13 +33,15 @@ NAMED = re.compile(
     r"\b(?i:i['\u2019]m|i am|call me)\s+[A-Z]|(?i:^\W*(?:hi|hey|hello)\b.*\bi(?:['\u2019]m| am)\s+\w+\W*$)"
 )
 WHO = re.compile(r"\bwho am i\b", re.IGNORECASE)
+QUOTED = re.compile(r"^> (?:human: )?(?!ai: )(.+)$", re.MULTILINE)  # what a note quotes, but for a model's answers
 
 
 class FakeChatModel(BaseChatModel):
     """Chat model without a model: it answers from the messages in its prompt, and from nothing else.
 
-    A question is answered with the earlier human message that shares most words with it, which shows at once if a
-    conversation was not remembered. Anything else is answered with "Noted.". It calls tools as `responses` say.
+    A question is answered with the earlier human message, or the line of a note of memories, that shares most words
+    with it, which shows at once if a conversation was not remembered. Anything else is answered with "Noted.", also a
+    request for a summary: pass a function for that. It calls tools as `responses` say.
 
     Args:
         responses: The answers to its first calls, in order: texts, or AI messages, which may call tools. Afterwards it
@@ -106,7 +108,8 @@ class FakeChatModel(BaseChatModel):
         if not said or not said[-1].rstrip().endswith("?"):
             return "Noted."
         question = _words(said[-1]) | ({"name"} if WHO.search(said[-1]) else set())
-        facts = [text for text in said[:-1] if not text.rstrip().endswith("?")]
+        lines = [line for text in said[:-1] for line in QUOTED.findall(text) or [text]]
+        facts = [line for line in lines if not line.rstrip().endswith("?")]
         # Of equal matches the newest wins, since it may be a correction.
         best = max(enumerate(facts), key=lambda f: (len(question & _told(f[1])), f[0]), default=(0, ""))[1]
         return f"You told me: {best}" if question & _told(best) else "You have not told me that."

@@ -138,7 +138,7 @@ def test_the_readme_may_be_read_on_in_the_second_process(tmp_path: Path) -> None
     run = [sys.executable, "-c", without_key(BLOCKS[0]) + recall + see]
     done = subprocess.run(run, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert "1 records recalled" in done.stdout
+    assert "1 record recalled" in done.stdout
     assert "called him Kiwi" in done.stdout
 
 

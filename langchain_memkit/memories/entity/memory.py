@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
@@ -129,6 +129,9 @@ class EntityMemory(rebuildable.DerivedMemory):
         self.read_only = read_only
         limits = Limits(base.check_size(max_facts, "max_facts", 1), base.check_size(max_total, "max_total", 1))
         self._core = EntityCache(store_or_memory(store), check_names(names), limits, now, read_only=read_only)
+        if not callable(cast("object", extractor)):
+            kind = type(extractor).__name__
+            raise ConfigurationError(f"the extractor must be a function that finds names in a text, not {kind}")
         self._extractor = extractor
         self._budget = base.check_size(max_tokens, "max_tokens", 1), resolve_counter(token_counter)
         self._histories = get_session_history
