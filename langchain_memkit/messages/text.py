@@ -46,7 +46,8 @@ HIDDEN = re.compile(
     "\ufe00-\ufe0d\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 # One joiner or selector in a row is kept, since Persian, Hindi and emoji are written with it.
-RUNS = re.compile("([\u200c\u200d])[\u200c\u200d]+|([\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
+# One character class begins it, which a search skips to at once.
+RUNS = re.compile("([\u200c\u200d\ufe0e\ufe0f])((?<=[\u200c\u200d])[\u200c\u200d]+|(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+)")
 # Characters that break terminals or encoders, except the tab and line ends.
 CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 # Invisible characters that Python calls printable: joiners, fillers, blank braille, variation selectors.
@@ -69,17 +70,23 @@ def escaped(text: str) -> str:
         '&lt; / records>'
     """
     if not text.isascii():
-        text = RUNS.sub(r"\1\2", HIDDEN.sub("", text))
+        text = RUNS.sub(r"\1", HIDDEN.sub("", text))
     text = CONTROL.sub("\ufffd", text)
+    if not _opening().search(text):  # as in most messages
+        return text
     # Lookalikes become plain letters and brackets, character by character, so that positions stay the same.
     shadow = text if text.isascii() else text.translate(_plain_forms())
-    if "<" not in shadow:  # as in most messages
-        return text
     pieces, done = [], 0
     for tag in TAGS.finditer(shadow):
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
     return "".join([*pieces, text[done:]])
+
+
+@cache
+def _opening() -> re.Pattern[str]:
+    """Return what matches an opening bracket, or a character that looks like one."""
+    return re.compile(f"[<{''.join(chr(code) for code, plain in _plain_forms().items() if plain == '<')}]")
 
 
 @cache

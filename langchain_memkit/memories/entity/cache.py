@@ -31,6 +31,7 @@ T = TypeVar("T")
 USERS = 64  # registries kept in memory; the least recently used goes first
 VERSIONS = 32  # version rows of a user: from here on the next change deletes the older ones
 BATCH = 1000  # keys per read
+MANY = 1000  # facts; a larger registry is searched and changed in a thread
 
 
 class EntityCache:
@@ -184,16 +185,15 @@ class EntityCache:
 
         def plan() -> tuple[dict[str, FactRow], list[str], frozenset[str]]:
             """Apply the change to the registry; return rows to store, keys to delete and old version rows."""
-            with self.lock:
-                for key, row in new.items():
-                    book.add(key, row)
-                book.remove(gone)
-                surplus = set(book.surplus(self.limits, self.now()))
-                book.remove(surplus)
-                rows = {key: row for key, row in new.items() if key not in surplus}
-                return rows, [*gone, *sorted(surplus - new.keys()), *book.drop_descriptions()], _old_versions(book)
+            for key, row in new.items():
+                book.add(key, row)
+            book.remove(gone)
+            surplus = set(book.surplus(self.limits, self.now()))
+            book.remove(surplus)
+            rows = {key: row for key, row in new.items() if key not in surplus}
+            return rows, [*gone, *sorted(surplus - new.keys()), *book.drop_descriptions()], _old_versions(book)
 
-        rows, out, old = await cpu_bound(plan)
+        rows, out, old = await self.held(plan, long=len(book.facts) + len(new) > MANY)
         # Nothing changes, so nothing is written: a version row would invalidate the caches of other processes.
         if not out and not rows:
             return True
