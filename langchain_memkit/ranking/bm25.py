@@ -147,13 +147,16 @@ class IndexSnapshot:
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
         self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
         # The records sorted by session and position; and for each distance up to 6 whether the record so far behind is
-        # of another round of the session, at most two away, and whether it is of the same round.
+        # of another round of the session, at most two away, and whether it is of the same round. Distances at which
+        # there is neither are left out.
         self.order = np.lexsort((positions[self.slots], self.session))
         ordered, places = self.session[self.order], positions[self.slots][self.order]
         self.nearby: list[tuple[Flags, Flags]] = []
         for d in range(1, REACH + 1):
             same = (ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0)
             of_round = same & (places[d:] - places[:-d] < ROOM)
+            if d > 2 and not of_round.any():  # nor at any greater distance
+                break
             self.nearby.append((same & ~of_round & (d <= 2), of_round))
 
 

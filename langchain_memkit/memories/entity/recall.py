@@ -55,7 +55,7 @@ class EntityCandidate:
         shared = [self.words & text.words for _, text in shown]
         often = Counter(word for words in shared for word in words)
         weights = {word: math.log(1 + len(shown) / number) for word, number in often.items()}
-        rare = [sum([weights[word] for word in words]) for words in shared]
+        rare = [math.fsum([weights[word] for word in words]) for words in shared]
         ranks = [(not text.asks, worth, i) for (i, text), worth in zip(shown, rare, strict=True)]
         return [self.rows[i] for *_, i in sorted(ranks, reverse=True)]
 

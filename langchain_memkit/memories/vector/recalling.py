@@ -351,7 +351,8 @@ async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Foun
             if text is None:
                 continue
             document, notes = text
-            said = " ".join(document.page_content.casefold().split())
+            if (said := notes.get(())) is None:
+                said = notes[()] = " ".join(document.page_content.casefold().split())
             if said not in seen:
                 seen.add(said)
                 yield found, score, document, notes
