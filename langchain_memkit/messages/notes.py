@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
 from itertools import chain
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -59,7 +58,6 @@ class Record:
 
 
 FIELDS = tuple(field.name for field in fields(Record))
-VALUES = attrgetter(*FIELDS)
 
 Template: TypeAlias = Callable[[Sequence[Record]], str]
 """A function from records to the text that the model is shown."""
@@ -105,7 +103,7 @@ def note_message(records: Sequence[Record], template: Template = render_notes) -
 
 def _plain_data(records: Sequence[Record]) -> list[dict[str, Any]]:
     # Not by `dataclasses.asdict`, which copies every text and took a third of the time of a recall.
-    plain: list[dict[str, Any]] = [dict(zip(FIELDS, VALUES(r), strict=True)) for r in records]
+    plain: list[dict[str, Any]] = [{name: getattr(r, name) for name in FIELDS} for r in records]
     for record in plain:
         record["date"] = record["date"] and record["date"].isoformat()
         record["parts"] = [[*part] for part in record["parts"]]

@@ -38,6 +38,7 @@ ALIKE = {
     "u": "\u03c5\u057d\u028b\u1d1c",
     "y": "\u0443\u03b3\u028f\u04af",
 }
+OPENING = re.compile(f"[<\u226e{ALIKE['<']}]")  # all characters that are read as <
 # Unicode ranges with other forms of letters: accents, fullwidth, circled, mathematical alphabets.
 FORMS = ((0x80, 0x0590), (0x1D00, 0x2000), (0x2070, 0x2500), (0xFF00, 0xFFF0), (0x1D400, 0x1D800), (0x1F100, 0x1F200))
 # Invisible characters that text can hide in: direction marks, word joiners, fillers, tags, variation selectors.
@@ -72,7 +73,7 @@ def escaped(text: str) -> str:
     if not text.isascii():
         text = RUNS.sub(r"\1", HIDDEN.sub("", text))
     text = CONTROL.sub("\ufffd", text)
-    if not _opening().search(text):  # as in most messages
+    if not OPENING.search(text):  # as in most messages
         return text
     # Lookalikes become plain letters and brackets, character by character, so that positions stay the same.
     shadow = text if text.isascii() else text.translate(_plain_forms())
@@ -81,12 +82,6 @@ def escaped(text: str) -> str:
         pieces += [text[done : tag.start()], "&lt;"]
         done = tag.end()
     return "".join([*pieces, text[done:]])
-
-
-@cache
-def _opening() -> re.Pattern[str]:
-    """Return what matches an opening bracket, or a character that looks like one."""
-    return re.compile(f"[<{''.join(chr(code) for code, plain in _plain_forms().items() if plain == '<')}]")
 
 
 @cache

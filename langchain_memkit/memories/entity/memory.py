@@ -280,10 +280,9 @@ class EntityMemory(rebuildable.DerivedMemory):
             return []
         asked = limit_words(str(query), QUESTION, ASKED)
         (mentions,) = await self._extract([asked])
-        long = len(book.facts) > MANY
-        topics = await cache.held(lambda: candidates(book, query, asked, mentions, session, cache.now()), long=long)
         # a counter that is not ours may take long, or wait
-        long = long or self._budget[1] is not approximate_tokens
+        long = len(book.facts) > MANY or self._budget[1] is not approximate_tokens
+        topics = await cache.held(lambda: candidates(book, query, asked, mentions, session, cache.now()), long=long)
         chosen = await cache.held(lambda: choose(topics, *self._budget), long=long)
         gone = await self._gone([row for topic, rows in chosen for row in (*rows, *topic.behind)])
         if gone:  # the facts chosen in their place have to be looked up as well: look up all candidates at once

@@ -15,7 +15,7 @@ from langchain_memkit.base import Query, TokenCounter, same_conversation
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
 from langchain_memkit.memories.entity.mentions import NameSpan, find_names
-from langchain_memkit.memories.entity.registry import EntityRegistry, FactText, FactTexts, fact_order
+from langchain_memkit.memories.entity.registry import EntityRegistry, FactTexts, fact_order
 from langchain_memkit.memories.entity.rows import FactRow, id_in
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.messages.tokens import count_text, count_tokens
@@ -31,7 +31,7 @@ class EntityCandidate:
     seen: Container[tuple[str, str]]  # messages (session and id) that the model sees anyway
     description: str  # what a model said of it; empty without one
     behind: Sequence[FactRow]  # the facts that the description was made from
-    texts: FactTexts
+    texts: FactTexts  # what is known of each sentence
 
     def ranked(self) -> list[FactRow]:
         """Return the facts to show: statements before questions, then by words shared with the question, newest first.
@@ -39,24 +39,24 @@ class EntityCandidate:
         A shared word counts the more, the fewer of the facts contain it (as inverse document frequency).
         """
         # Of equal sentences of a speaker the newest is shown; and a person's, not the model's repetition of it.
-        found: dict[tuple[str, str], tuple[int, FactText]] = {}
+        found: dict[tuple[str, str], tuple[int, FactRow, bool, frozenset[str]]] = {}
         by_people: set[str] = set()
         for i, row in sorted(enumerate(self.rows), key=lambda pair: pair[1].role == "ai"):
-            text = self.texts[row.text]
+            said, asks, words = self.texts[row.text]
             if row.role != "ai":
-                by_people.add(text.said)
-            elif text.said in by_people:
+                by_people.add(said)
+            elif said in by_people:
                 continue
-            found[text.said, row.speaker] = i, text
-        facts = list(found.values())
+            found[said, row.speaker] = i, row, asks, words
         # The model's own questions ("Have you ever studied it, Harrison?") count only if nothing else is known.
-        told = [(i, text) for i, text in facts if not (text.asks and self.rows[i].role == "ai")] or facts
-        shown = [(i, text) for i, text in told if (self.rows[i].session, self.rows[i].message) not in self.seen]
-        shared = [self.words & text.words for _, text in shown]
-        often = Counter(word for words in shared for word in words)
+        told = [fact for fact in found.values() if not (fact[2] and fact[1].role == "ai")] or found.values()
+        new = [fact for fact in told if (fact[1].session, fact[1].message) not in self.seen]
+        shown = [(i, asks, self.words & words) for i, _, asks, words in new]
+        often = Counter(word for *_, words in shown for word in words)
         weights = {word: math.log(1 + len(shown) / number) for word, number in often.items()}
-        rare = [math.fsum([weights[word] for word in words]) for words in shared]
-        ranks = [(not text.asks, worth, i) for (i, text), worth in zip(shown, rare, strict=True)]
+        # The sums are exact, since a set has its words in another order in each process; of equal facts the newest is
+        # first, as the rows are in order of time.
+        ranks = [(not asks, math.fsum([weights[word] for word in words]), i) for i, asks, words in shown]
         return [self.rows[i] for *_, i in sorted(ranks, reverse=True)]
 
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:

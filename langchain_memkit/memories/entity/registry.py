@@ -181,22 +181,14 @@ def fact_order(row: FactRow) -> tuple[datetime, str, int, str]:
     return row.at, row.message, row.start, row.text
 
 
-class FactText(NamedTuple):
-    """What the choice of facts needs to know of a sentence."""
+class FactTexts(dict[str, tuple[str, bool, frozenset[str]]]):
+    """For each sentence: what equal ones have in common, whether it is a question, and its words."""
 
-    said: str  # the same for sentences that differ in case and white space only
-    asks: bool  # whether it is a question
-    words: frozenset[str]
-
-
-class FactTexts(dict[str, FactText]):
-    """The sentences of the facts, each read when it is first asked for."""
-
-    def __missing__(self, text: str) -> FactText:
-        """Read a sentence, and keep what was found."""
+    def __missing__(self, text: str) -> tuple[str, bool, frozenset[str]]:
+        """Read a sentence when it is first asked for."""
         said, words = " ".join(text.split()).casefold().lstrip("> "), frozenset(fold_text(text).split())
-        found = self[text] = FactText(said, ASKED.search(text) is not None, words)
-        return found
+        self[text] = said, ASKED.search(text) is not None, words
+        return self[text]
 
 
 class EntityRegistry:

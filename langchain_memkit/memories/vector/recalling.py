@@ -304,7 +304,6 @@ async def _ranked(
             vector, why = None, describe_error(error)
             logger.warning("the question was not embedded, only its words are looked for: %s", why)
         question = Question(text, vector, now, None, accessed)
-    found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
     found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
