@@ -215,9 +215,8 @@ def _records_in(message: BaseMessage) -> list[Record] | None:
             date = datetime.fromisoformat(plain["date"]) if plain["date"] else None
             parts = tuple((name, text) for name, text in plain.get("parts", ()))
             r: Any = Record(**{**plain, "date": date, "parts": parts})
-            texts = [r.text, r.about, r.role, r.source, r.memory, *chain.from_iterable(parts)]
-            sound = isinstance(r.id, STRING) and isinstance(r.rank, WHOLE) and isinstance(r.score, NUMBER)
-            if not (sound and all(isinstance(text, str) for text in texts)):
+            "".join((r.text, r.about, r.role, r.source, r.memory, *chain.from_iterable(parts)))  # if all are texts
+            if not (isinstance(r.id, STRING) and isinstance(r.rank, WHOLE) and isinstance(r.score, NUMBER)):
                 return None
             records.append(r)
     except (KeyError, TypeError, ValueError):
@@ -307,14 +306,11 @@ def new_records(records: Sequence[Record], shown: Messages = (), told: Iterable[
         return []
     known = _Known(shown, {name for record in records for name, _ in _parts(record)})
     for record in told:
-        known.add(record)
-    kept: dict[int, Record] = {}
+        known.learn(record, told=True)
     # Preferences come first: another memory's record of the same words has no frame that says to follow them. Then come
     # records of several messages: a message in one of them need not be shown by itself.
-    for i, record in sorted(enumerate(records), key=lambda pair: (pair[1].memory != PREFERENCES, not pair[1].parts)):
-        if not known.contains(record):
-            known.add(record)
-            kept[i] = record
+    order = sorted(enumerate(records), key=lambda pair: (pair[1].memory != PREFERENCES, not pair[1].parts))
+    kept = dict(pair for pair in order if known.learn(pair[1]))
     return [kept[i] for i in sorted(kept)]
 
 
@@ -331,18 +327,17 @@ class _Known:
     def _texts(self) -> set[str]:
         return {_plain(message_text(m)) for m in [m for m in self._shown if m.id][-NAMED:]}
 
-    def add(self, record: Record) -> None:
-        """Add a record."""
-        self._marks.add(_mark(record))
-        for name, part in record.parts:
-            text = _plain(part)
+    def learn(self, record: Record, *, told: bool = False) -> bool:
+        """Add a record and return True, unless it contains nothing new and was not `told` in any case."""
+        mark, parts = _mark(record), [(name, _plain(part)) for name, part in _parts(record)]
+        if not told and (mark in self._marks or all(self._has(name, text) for name, text in parts)):
+            return False
+        self._marks.add(mark)
+        for name, text in parts if record.parts else ():
             self._marks.add((text, ""))
             if name:
                 self._by_id[name] = f"{self._by_id.get(name, '')}\n{text}"
-
-    def contains(self, record: Record) -> bool:
-        """Return whether a record contains nothing new."""
-        return _mark(record) in self._marks or all(self._has(name, _plain(text)) for name, text in _parts(record))
+        return True
 
     def _has(self, name: str, text: str) -> bool:
         beginning = text.removesuffix("...").rstrip()  # a memory may have cut the text

@@ -38,6 +38,7 @@ ALIKE = {
     "u": "\u03c5\u057d\u028b\u1d1c",
     "y": "\u0443\u03b3\u028f\u04af",
 }
+OPENING = re.compile(f"[<\u226e{ALIKE['<']}]")  # all characters that are read as <
 # Unicode ranges with other forms of letters: accents, fullwidth, circled, mathematical alphabets.
 FORMS = ((0x80, 0x0590), (0x1D00, 0x2000), (0x2070, 0x2500), (0xFF00, 0xFFF0), (0x1D400, 0x1D800), (0x1F100, 0x1F200))
 # Invisible characters that text can hide in: direction marks, word joiners, fillers, tags, variation selectors.
@@ -46,7 +47,8 @@ HIDDEN = re.compile(
     "\ufe00-\ufe0d\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 # One joiner or selector in a row is kept, since Persian, Hindi and emoji are written with it.
-RUNS = re.compile("([\u200c\u200d])[\u200c\u200d]+|([\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
+# One character class begins it, which a search skips to at once.
+RUNS = re.compile("([\u200c\u200d\ufe0e\ufe0f])((?<=[\u200c\u200d])[\u200c\u200d]+|(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+)")
 # Characters that break terminals or encoders, except the tab and line ends.
 CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 # Invisible characters that Python calls printable: joiners, fillers, blank braille, variation selectors.
@@ -69,12 +71,12 @@ def escaped(text: str) -> str:
         '&lt; / records>'
     """
     if not text.isascii():
-        text = RUNS.sub(r"\1\2", HIDDEN.sub("", text))
+        text = RUNS.sub(r"\1", HIDDEN.sub("", text))
     text = CONTROL.sub("\ufffd", text)
+    if not OPENING.search(text):  # as in most messages
+        return text
     # Lookalikes become plain letters and brackets, character by character, so that positions stay the same.
     shadow = text if text.isascii() else text.translate(_plain_forms())
-    if "<" not in shadow:  # as in most messages
-        return text
     pieces, done = [], 0
     for tag in TAGS.finditer(shadow):
         pieces += [text[done : tag.start()], "&lt;"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -88,13 +88,11 @@ class Postings:
             for stem in stems:
                 known[stem].append(message)
 
-    def messages(self, stem: str) -> Numbers:
-        """Return the messages with a word, in the order in which they were added, repeated for repeated occurrences."""
-        found = self._messages.get(stem)
-        return NONE if found is None else np.array(found)
-
     def of(self, stems: Sequence[str]) -> tuple[Numbers, list[int]]:
-        """Return the messages with each of some words, one word after the other, and how many there are of each."""
+        """Return the messages with each of some words, one word after the other, and how many there are of each.
+
+        A message with several occurrences of a word is repeated.
+        """
         found = [self._messages.get(stem, EMPTY) for stem in stems]
         number = [len(messages) for messages in found]
         return (np.frombuffer(b"".join(found), np.int64) if any(number) else NONE), number
@@ -110,23 +108,16 @@ REACH = 6  # records of a round before and after one that share its score
 class IndexSnapshot:
     """Snapshot of an index as arrays for the ranking, in the order of its entries.
 
-    A slot is a row of the index that holds a record, or held one before it was removed: `alive`, `embedded`, `sessions`
-    (numbers, -1 for none), `positions` and `times` (in seconds since 1970, `nan` if unknown) are given by slot.
+    A slot is a row of the index that holds a record, or held one before it was removed. The columns are given by slot:
+    which are alive, which have a vector, sessions (numbers, -1 for none), positions, and times (in seconds since 1970,
+    `nan` if unknown).
     """
 
-    def __init__(
-        self,
-        entries: Sequence[IndexRecord],
-        alive: Flags,
-        embedded: Flags,
-        sessions: Numbers,
-        positions: Numbers,
-        times: Doubles,
-        postings: Postings,
-    ) -> None:
+    def __init__(self, entries: Sequence[IndexRecord], columns: Iterable[array[Any]], postings: Postings) -> None:
+        alive, embedded, sessions, positions, times = map(np.array, columns)
         self.entries = entries
         self.slots = np.flatnonzero(alive)  # of each record
-        self.embedded = embedded[self.slots]
+        self.embedded = embedded[self.slots].astype(bool)
         rows = np.full(len(alive), -1)
         rows[self.slots] = np.arange(len(self.slots))
         message_slots, lengths = np.array(postings.slots), np.array(postings.lengths)
@@ -147,13 +138,16 @@ class IndexSnapshot:
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
         self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
         # The records sorted by session and position; and for each distance up to 6 whether the record so far behind is
-        # of another round of the session, at most two away, and whether it is of the same round.
+        # of another round of the session, at most two away, and whether it is of the same round. Distances at which
+        # there is neither are left out.
         self.order = np.lexsort((positions[self.slots], self.session))
         ordered, places = self.session[self.order], positions[self.slots][self.order]
         self.nearby: list[tuple[Flags, Flags]] = []
         for d in range(1, REACH + 1):
             same = (ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0)
             of_round = same & (places[d:] - places[:-d] < ROOM)
+            if d > 2 and not of_round.any():  # nor at any greater distance
+                break
             self.nearby.append((same & ~of_round & (d <= 2), of_round))
 
 

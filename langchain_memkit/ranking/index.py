@@ -105,9 +105,8 @@ class Index:
     def view(self) -> IndexSnapshot:
         """Snapshot of the index as arrays; cached until a record is added or removed."""
         if self._view is None:
-            alive, embedded = np.array(self._alive, bool), np.array(self._embedded, bool)
-            sessions, positions, times = np.array(self._sessions), np.array(self._positions), np.array(self._times)
-            self._view = IndexSnapshot(self.entries, alive, embedded, sessions, positions, times, self.postings)
+            columns = (self._alive, self._embedded, self._sessions, self._positions, self._times)
+            self._view = IndexSnapshot(self.entries, columns, self.postings)
         return self._view
 
     def stamps(self) -> set[int]:

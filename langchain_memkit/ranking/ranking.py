@@ -47,7 +47,7 @@ def neighbour_bonus(view: IndexSnapshot, scores: Doubles, share: float) -> Doubl
     ordered = scores[view.order]
     got = np.zeros(len(ordered))
     for distance, (near, of_round) in enumerate(view.nearby, 1):
-        part = of_round * (share * 2 / 3) if distance > 2 else np.where(of_round, share * 2 / 3, near * share**distance)
+        part = np.where(of_round, share * 2 / 3, near * share**distance)
         got[distance:] += part * ordered[:-distance]
         got[:-distance] += part * ordered[distance:]
     found = np.empty(len(ordered))

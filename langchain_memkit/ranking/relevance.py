@@ -92,7 +92,7 @@ def relevance_to(
     # "Before March" leaves most records of a long memory, so it says little about any of them.
     if past := [when for when in parse_date_ranges(question, today) if date.min < when.first and when.last < today]:
         numbers = numbers + DAY * date_proximity(past, np.floor(index.view.times / SECONDS))
-    told = [bool(len(index.postings.messages(name))) for name in _names(question, language, asked)]
+    told = [name in index.postings for name in _names(question, language, asked)]
     points = SPEAKER * bool(asked.names) + ONESELF * about + ACQUAINTANCE * any(told) + STRANGER * (not all(told))
     if not (asked.names or about or any(told) or past) and DO.search(question):
         points += TASK

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from threading import local
 
@@ -102,14 +103,15 @@ def language_of(text: str) -> str:
     return _language(_words(text))
 
 
-def _words(text: str) -> list[str]:
+@lru_cache(maxsize=2)  # a question is read several times in turn
+def _words(text: str) -> tuple[str, ...]:
     text = text[:MAX_CHARACTERS]
     text = text.lower() if text.isascii() else _folded(text)
     if "-" in text:
         text = PREFIX.sub(r"\1 ", text)
     if text.isascii():
-        return [*map(_bare, ASCII_TOKEN.findall(text))]
-    return [word for token in TOKEN.findall(text) for word in _pieces(token)]
+        return tuple(map(_bare, ASCII_TOKEN.findall(text)))
+    return tuple([word for token in TOKEN.findall(text) for word in _pieces(token)])
 
 
 def _read(text: str, language: str = "") -> tuple[list[str], list[str], str]:
@@ -121,7 +123,7 @@ def _read(text: str, language: str = "") -> tuple[list[str], list[str], str]:
     return kept, _stemmed(kept, language), language
 
 
-def _language(words: list[str]) -> str:
+def _language(words: Sequence[str]) -> str:
     """Return the language with the most function words among these, two or more; English if it has as many."""
     if FOREIGN.isdisjoint(words):
         return "english"

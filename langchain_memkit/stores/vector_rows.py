@@ -533,7 +533,8 @@ class CachedText:
     """The cached text and metadata (plain data, or its JSON) of a record, decoded when first asked for.
 
     Attributes:
-        notes: What a memory made of the record to show it, by the numbers of the messages that it shows.
+        notes: What a memory made of the record to show it, by the numbers of the messages that it shows; for none of
+            them its words, which are the same for records that differ in case and white space only.
     """
 
     __slots__ = ("_document", "metadata", "notes", "text")

@@ -331,7 +331,7 @@ def file_uri(path: str, mode: str = "rw") -> str:
 
 def _state_of(path: str) -> tuple[int, int, int, int] | None:
     try:
-        found = Path(path).stat()
+        found = os.stat(path)  # noqa: PTH116  # a path object takes longer to make than to use
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

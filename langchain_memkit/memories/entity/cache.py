@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
-from langchain_memkit._sync import Step, cpu_bound
+from langchain_memkit._sync import Step
 from langchain_memkit.base import Now
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, EntityRow, FactRow, ResolutionRule, row_of
@@ -31,6 +31,7 @@ T = TypeVar("T")
 USERS = 64  # registries kept in memory; the least recently used goes first
 VERSIONS = 32  # version rows of a user: from here on the next change deletes the older ones
 BATCH = 1000  # keys per read
+MANY = 1000  # facts; a larger registry is searched and changed in a thread
 
 
 class EntityCache:
@@ -114,32 +115,31 @@ class EntityCache:
 
         def update() -> tuple[EntityRegistry, list[str]]:
             """Update the cached registry; return it, with the store keys of dead facts and stale descriptions."""
-            with self.lock:
-                book = self._books.get_or_put(user_id, stale)
-                book.generations = {}
-                for kind, *ids in parts.values():
-                    if kind == "session" and len(ids) == 2:
-                        book.generations.setdefault(ids[0], set()).add(ids[1])
-                facts: dict[str, FactRow] = {}
-                dead: list[str] = []
-                for key, (kind, *ids) in parts.items():
-                    if kind == "fact" and len(ids) == 3:
-                        row = rows[key]
-                        if ids[1] not in book.generations.get(ids[0], ()):
-                            dead.append(key)
-                        elif isinstance(row, FactRow) and row.session == ids[0]:
-                            facts[key] = row
-                # The versions are those listed before the rows: a change during the read leaves a difference, so the
-                # next read repeats it.
-                book.versions, book.unreadable = versions, unreadable
-                book.remove([key for key in book.facts if key not in facts])
-                for key, fact in facts.items():
-                    book.add(key, fact)
-                book.change_rules({key: row for key, row in rows.items() if isinstance(row, ResolutionRule)})
-                book.descriptions = {key: row for key, row in rows.items() if isinstance(row, DescriptionRow)}
-                return book, dead + book.drop_descriptions()
+            book = self._books.get_or_put(user_id, stale)
+            book.generations = {}
+            for kind, *ids in parts.values():
+                if kind == "session" and len(ids) == 2:
+                    book.generations.setdefault(ids[0], set()).add(ids[1])
+            facts: dict[str, FactRow] = {}
+            dead: list[str] = []
+            for key, (kind, *ids) in parts.items():
+                if kind == "fact" and len(ids) == 3:
+                    row = rows[key]
+                    if ids[1] not in book.generations.get(ids[0], ()):
+                        dead.append(key)
+                    elif isinstance(row, FactRow) and row.session == ids[0]:
+                        facts[key] = row
+            # The versions are those listed before the rows: a change during the read leaves a difference, so the
+            # next read repeats it.
+            book.versions, book.unreadable = versions, unreadable
+            book.remove([key for key in book.facts if key not in facts])
+            for key, fact in facts.items():
+                book.add(key, fact)
+            book.change_rules({key: row for key, row in rows.items() if isinstance(row, ResolutionRule)})
+            book.descriptions = {key: row for key, row in rows.items() if isinstance(row, DescriptionRow)}
+            return book, dead + book.drop_descriptions()
 
-        current, garbage = await cpu_bound(update)
+        current, garbage = await self.held(update, long=True)
         if not self.read_only:
             await self.delete(garbage)
         return current
@@ -184,16 +184,15 @@ class EntityCache:
 
         def plan() -> tuple[dict[str, FactRow], list[str], frozenset[str]]:
             """Apply the change to the registry; return rows to store, keys to delete and old version rows."""
-            with self.lock:
-                for key, row in new.items():
-                    book.add(key, row)
-                book.remove(gone)
-                surplus = set(book.surplus(self.limits, self.now()))
-                book.remove(surplus)
-                rows = {key: row for key, row in new.items() if key not in surplus}
-                return rows, [*gone, *sorted(surplus - new.keys()), *book.drop_descriptions()], _old_versions(book)
+            for key, row in new.items():
+                book.add(key, row)
+            book.remove(gone)
+            surplus = set(book.surplus(self.limits, self.now()))
+            book.remove(surplus)
+            rows = {key: row for key, row in new.items() if key not in surplus}
+            return rows, [*gone, *sorted(surplus - new.keys()), *book.drop_descriptions()], _old_versions(book)
 
-        rows, out, old = await cpu_bound(plan)
+        rows, out, old = await self.held(plan, long=len(book.facts) + len(new) > MANY)
         # Nothing changes, so nothing is written: a version row would invalidate the caches of other processes.
         if not out and not rows:
             return True

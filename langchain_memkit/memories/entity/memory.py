@@ -20,7 +20,7 @@ from langchain_memkit.base import EntityExtractor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import display_form, kind_of, name_key
 from langchain_memkit.memories import rebuildable
-from langchain_memkit.memories.entity.cache import EntityCache
+from langchain_memkit.memories.entity.cache import MANY, EntityCache
 from langchain_memkit.memories.entity.listing import EntityList, display_name, list_entities
 from langchain_memkit.memories.entity.mentions import NameSpan, facts_of, message_facts, read_mentions
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
@@ -28,7 +28,7 @@ from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, fact_id, id_in
 from langchain_memkit.memories.rebuildable import Segment, clean, session_infos, write_row
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines
-from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.messages.tokens import approximate_tokens, resolve_counter
 from langchain_memkit.stores.in_memory import DictStore, store_or_memory
 
 __all__ = ["EntityMemory", "EntityMemoryFactory"]
@@ -283,15 +283,17 @@ class EntityMemory(rebuildable.DerivedMemory):
             return []
         asked = limit_words(str(query), QUESTION, ASKED)
         (mentions,) = await self._extract([asked])
-        topics = await cache.held(lambda: candidates(book, query, asked, mentions, session, cache.now()), long=True)
-        chosen = await cpu_bound(lambda: choose(topics, *self._budget))
+        # a counter that is not ours may take long, or wait
+        long = len(book.facts) > MANY or self._budget[1] is not approximate_tokens
+        topics = await cache.held(lambda: candidates(book, query, asked, mentions, session, cache.now()), long=long)
+        chosen = await cache.held(lambda: choose(topics, *self._budget), long=long)
         gone = await self._gone([row for topic, rows in chosen for row in (*rows, *topic.behind)])
         if gone:  # the facts chosen in their place have to be looked up as well: look up all candidates at once
             gone |= await self._gone([row for topic in topics for row in (*topic.rows, *topic.behind)])
             for topic in topics:
                 topic.leave_out(gone)
-            chosen = await cpu_bound(lambda: choose(topics, *self._budget))
-        return await cpu_bound(lambda: compose(chosen, *self._budget))
+            chosen = await cache.held(lambda: choose(topics, *self._budget), long=long)
+        return await cpu_bound(lambda: compose(chosen, *self._budget), long=long)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         cache, session = self._core, self._session
@@ -315,7 +317,8 @@ class EntityMemory(rebuildable.DerivedMemory):
         if stored:
             generation = min(self._seen & alive or alive, default=None) or await cache.new_generation(book, session)
             found = await self._extract([source.text for source in sources])
-            rows, dead = await cache.held(lambda: self._new_facts(book, sources, found), long=True)
+            long = len(book.facts) > MANY or sum(len(source.text) for source in sources) > SHORT
+            rows, dead = await cache.held(lambda: self._new_facts(book, sources, found), long=long)
             # A turn that is repeated after the history was cleared has the keys of its erased facts, and no row may
             # change under its key: other processes have it cached. A new generation makes new keys.
             if dead and generation is not None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage
 
 from langchain_memkit.base import Query, TokenCounter, same_conversation
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
 from langchain_memkit.memories.entity.mentions import NameSpan, find_names
-from langchain_memkit.memories.entity.registry import EntityRegistry, fact_order
+from langchain_memkit.memories.entity.registry import EntityRegistry, FactTexts, fact_order
 from langchain_memkit.memories.entity.rows import FactRow, id_in
 from langchain_memkit.messages.notes import Record, lines_of, note_message
-from langchain_memkit.messages.tokens import count_tokens
-
-ASKED = re.compile(r"[?\uff1f]\W*$")
+from langchain_memkit.messages.tokens import count_text, count_tokens
 
 
 @dataclass(slots=True)
@@ -29,11 +26,12 @@ class EntityCandidate:
     """An entity that a question names, with the facts that may be shown."""
 
     name: str
-    rows: Sequence[FactRow]
+    rows: Sequence[FactRow]  # oldest first
     words: set[str]  # of the question, without the names
     seen: Container[tuple[str, str]]  # messages (session and id) that the model sees anyway
     description: str  # what a model said of it; empty without one
     behind: Sequence[FactRow]  # the facts that the description was made from
+    texts: FactTexts  # what is known of each sentence
 
     def ranked(self) -> list[FactRow]:
         """Return the facts to show: statements before questions, then by words shared with the question, newest first.
@@ -41,25 +39,25 @@ class EntityCandidate:
         A shared word counts the more, the fewer of the facts contain it (as inverse document frequency).
         """
         # Of equal sentences of a speaker the newest is shown; and a person's, not the model's repetition of it.
-        found: dict[tuple[str, str], FactRow] = {}
+        found: dict[tuple[str, str], tuple[int, FactRow, bool, frozenset[str]]] = {}
         by_people: set[str] = set()
-        for row in sorted(self.rows, key=lambda row: (row.role == "ai", fact_order(row))):
-            text = " ".join(row.text.split()).casefold().lstrip("> ")
+        for i, row in sorted(enumerate(self.rows), key=lambda pair: pair[1].role == "ai"):
+            said, asks, words = self.texts[row.text]
             if row.role != "ai":
-                by_people.add(text)
-            elif text in by_people:
+                by_people.add(said)
+            elif said in by_people:
                 continue
-            found[text, row.speaker] = row
-        facts = [(row, ASKED.search(row.text) is not None) for row in found.values()]
+            found[said, row.speaker] = i, row, asks, words
         # The model's own questions ("Have you ever studied it, Harrison?") count only if nothing else is known.
-        told = [(row, asks) for row, asks in facts if not (asks and row.role == "ai")] or facts
-        shown = [(row, asks) for row, asks in told if (row.session, row.message) not in self.seen]
-        shared = [self.words and self.words.intersection(fold_text(row.text).split()) for row, _ in shown]
-        often = Counter(word for words in shared for word in words)
+        told = [fact for fact in found.values() if not (fact[2] and fact[1].role == "ai")] or found.values()
+        new = [fact for fact in told if (fact[1].session, fact[1].message) not in self.seen]
+        shown = [(i, asks, self.words & words) for i, _, asks, words in new]
+        often = Counter(word for *_, words in shown for word in words)
         weights = {word: math.log(1 + len(shown) / number) for word, number in often.items()}
-        rare = [sum([weights[word] for word in words]) for words in shared]
-        ranks = [(not asks, worth, fact_order(row)) for (row, asks), worth in zip(shown, rare, strict=True)]
-        return [shown[i][0] for i in sorted(range(len(shown)), key=ranks.__getitem__, reverse=True)]
+        # The sums are exact, since a set has its words in another order in each process; of equal facts the newest is
+        # first, as the rows are in order of time.
+        ranks = [(not asks, math.fsum([weights[word] for word in words]), i) for i, asks, words in shown]
+        return [self.rows[i] for *_, i in sorted(ranks, reverse=True)]
 
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:
         """Remove facts of erased messages (session and id), and the description if it was made from one of them."""
@@ -96,7 +94,8 @@ def candidates(
         said = book.description(root, live)
         behind = [row for key, row in live.items() if said and id_in(key) in said.facts]
         name = display_name(book, root)[0]
-        topics.append(EntityCandidate(name, list(live.values()), words, seen, said.text if said else "", behind))
+        told = said.text if said else ""
+        topics.append(EntityCandidate(name, list(live.values()), words, seen, told, behind, book.texts))
     return topics
 
 
@@ -108,7 +107,7 @@ def choose(topics: Sequence[EntityCandidate], max_tokens: int, counter: TokenCou
     """Choose as many facts as fit, round robin: each entity in turn adds its best remaining fact."""
 
     def cost(records: Sequence[Record]) -> int:
-        return sum(count_tokens([HumanMessage(lines_of(record)) for record in records], counter))
+        return sum(count_text(lines_of(record), counter) for record in records)
 
     room = max_tokens - count_tokens([note_message([Record("")])], counter)[0]
     room -= sum(cost(topic.records([])) for topic in topics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,7 @@ def _full_names(names: Names, groups: EntityClusters, firm: Container[str]) -> d
     return {place: list(roots) for place, roots in found.items()}
 
 
+ASKED = re.compile(r"[?\uff1f]\W*$")
 WORDS = 200  # of a question are compared with misspelt names
 MOST_SHORT = 4  # letters: shorter names have one spelling
 ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
@@ -179,6 +181,16 @@ def fact_order(row: FactRow) -> tuple[datetime, str, int, str]:
     return row.at, row.message, row.start, row.text
 
 
+class FactTexts(dict[str, tuple[str, bool, frozenset[str]]]):
+    """For each sentence: what equal ones have in common, whether it is a question, and its words."""
+
+    def __missing__(self, text: str) -> tuple[str, bool, frozenset[str]]:
+        """Read a sentence when it is first asked for."""
+        said, words = " ".join(text.split()).casefold().lstrip("> "), frozenset(fold_text(text).split())
+        self[text] = said, ASKED.search(text) is not None, words
+        return self[text]
+
+
 class EntityRegistry:
     """All rows of one user, indexed by name. Not thread-safe: `EntityCache` guards it with a lock.
 
@@ -191,6 +203,7 @@ class EntityRegistry:
         self.keys = keys
         self.versions: frozenset[str] = frozenset()
         self.facts: dict[str, FactRow] = {}
+        self.texts = FactTexts()
         self.rules: dict[str, ResolutionRule] = {}
         self.descriptions: dict[str, DescriptionRow] = {}
         self.unreadable: set[str] = set()
@@ -249,6 +262,7 @@ class EntityRegistry:
             if row is None:
                 continue
             self._groups = None
+            self.texts.pop(row.text, None)
             self._expiring.discard(key)
             if _is_firm(row):
                 self._firm -= Counter((row.key,))

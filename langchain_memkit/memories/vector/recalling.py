@@ -304,7 +304,6 @@ async def _ranked(
             vector, why = None, describe_error(error)
             logger.warning("the question was not embedded, only its words are looked for: %s", why)
         question = Question(text, vector, now, None, accessed)
-    found: Iterator[Ranked]
     long = len(index) > MANY or len(text) > SHORT
     found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
@@ -351,7 +350,8 @@ async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Foun
             if text is None:
                 continue
             document, notes = text
-            said = " ".join(document.page_content.casefold().split())
+            if (said := notes.get(())) is None:
+                said = notes[()] = " ".join(document.page_content.casefold().split())
             if said not in seen:
                 seen.add(said)
                 yield found, score, document, notes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from langchain_memkit.messages.text import TAGS, _plain_forms, escaped, quote_lines
+from langchain_memkit.messages.text import OPENING, TAGS, _plain_forms, escaped, quote_lines
 
 ENDS = {
     "21 spaces": f"<{' ' * 21}/records>",
@@ -105,3 +105,9 @@ def test_it_is_linear(piece: str) -> None:
         return best
 
     assert seconds(200_000) < 10 * seconds(50_000) + 0.05
+
+
+def test_every_character_that_is_read_as_an_opening_bracket_is_looked_for() -> None:
+    """A text without any of them is returned before its lookalikes are translated."""
+    alike = {"<", *(chr(code) for code, plain in _plain_forms().items() if plain == "<")}
+    assert {char for char in map(chr, range(0x110000)) if OPENING.match(char)} == alike
