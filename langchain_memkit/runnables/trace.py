@@ -43,8 +43,9 @@ COLOURS = dict(zip((*PARTS, "reserved"), PALETTE.split(), strict=True))
 STYLE = (  # without colours of text and background, so that it fits light and dark pages
     "<style>.memkit-trace{max-width:64rem}.memkit-trace>div{display:flex;height:1.1em;margin:.5em 0;background:#8883}"
     ".memkit-trace table{border-collapse:collapse;width:100%;margin:.8em 0 .3em}.memkit-trace p{margin:.3em 0}"
-    ".memkit-trace :is(td,th){text-align:left;vertical-align:top;padding:.3em .6em;border-top:1px solid #8885}"
-    ".memkit-trace td{white-space:nowrap}.memkit-trace td:last-child{width:100%}</style>"
+    # twice the class: Jupyter's style of tables outranks it once
+    ".memkit-trace.memkit-trace :is(td,th){text-align:left;vertical-align:top;padding:.3em .6em}.memkit-trace tr"
+    "{border-top:1px solid #8885}.memkit-trace td{white-space:nowrap}.memkit-trace td:last-child{width:100%}</style>"
 )
 SCORE = "<small>score: how well the record fits the question; more is better, and comparable within one memory</small>"
 NOT_STORED = "[its text is not stored with the trace]"
