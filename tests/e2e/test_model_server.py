@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tools.local_model import local_model
 
 pytestmark = pytest.mark.e2e
 
 
-def test_ends_with_its_block(model_file: Path, start_model_server: Any) -> None:
+def test_ends_with_its_block(smoke_model: Path) -> None:
     """A server is one process on a port of its own, and that process is gone after the block."""
-    with start_model_server(model_file) as server:
+    with local_model(smoke_model) as server:
         pid = server.process.pid
         os.kill(pid, 0)
     assert server.process.returncode is not None
@@ -21,17 +22,17 @@ def test_ends_with_its_block(model_file: Path, start_model_server: Any) -> None:
         os.kill(pid, 0)
 
 
-def test_failed_start_shows_the_log(tmp_path: Path, start_model_server: Any) -> None:
+def test_failed_start_shows_the_log(tmp_path: Path) -> None:
     """A file that is no model: the error holds what the server said about it."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
-    with pytest.raises(Exception, match=r"(?s)has ended with 1.*broken\.gguf"), start_model_server(broken):
+    with pytest.raises(Exception, match=r"(?s)has ended with 1.*broken\.gguf"), local_model(broken):
         pass
 
 
-def test_crash_is_reported(model_file: Path, start_model_server: Any) -> None:
+def test_crash_is_reported(smoke_model: Path) -> None:
     """After a crash the next test is told so, with the log, instead of a refused connection."""
-    with start_model_server(model_file) as server:
+    with local_model(smoke_model) as server:
         server.process.kill()
         server.process.wait()
         with pytest.raises(Exception, match=r"(?s)has ended with -9.*READY"):
