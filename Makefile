@@ -95,8 +95,8 @@ e2e: $(DEV) smoke-model openssl11 ## a real language model (135M, fetched once) 
 e2e-content: $(DEV) content-model ## a 1.5B model (1.1 GB, fetched once): facts after summaries, rewritten questions; 20 minutes
 	$(PYTEST) -m e2e_content -s tests/e2e/content
 
-notebooks: $(DEV) openssl11 ## runs every notebook from top to bottom
-	$(IN_MEMORY) $(PYTEST) -n 2 --dist worksteal --nbmake --nbmake-timeout=300 notebooks
+notebooks: $(DEV) openssl11 ## runs every notebook from top to bottom, and compares what it shows
+	$(IN_MEMORY) $(PYTEST) -n 2 --dist worksteal tests/notebooks
 
 docs: $(DEV) openssl11 ## the documentation as a site in build/site, any warning is an error; and every block of code in it is run
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -57,11 +58,17 @@ def content_model() -> Iterator[None]:
         yield
 
 
-def execute(path: Path) -> None:
-    """Runs one notebook, in its own folder, and writes it back."""
+def run(path: Path) -> Any:
+    """Runs a notebook in its own folder; returns it with the new outputs, and leaves the file alone."""
     notebook = nbformat.read(path, as_version=4)
     options = {"timeout": 600, "record_timing": False, "coalesce_streams": True}
     NotebookClient(notebook, resources={"metadata": {"path": HERE}}, **options).execute()
+    return notebook
+
+
+def execute(path: Path) -> None:
+    """Runs one notebook and writes it back."""
+    notebook = run(path)
     notebook.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number:02}", nbformat.from_dict({})

@@ -8,44 +8,16 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
-import nbformat
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+from testkit.notebooks import EXPECTED, FOLDER, NOTEBOOKS, check_outputs, read, sections, shown
+
 README = (FOLDER / "README.md").read_text()
 MOST = 200_000  # bytes, pictures included
 EXAMPLES = re.findall(r"^\| (.+?) \| \[\d\d\]\((.+?)\) \| (.+?) \|$", README, re.MULTILINE)
 
 named = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-def read(path: Path) -> Any:
-    """A notebook, checked against its format."""
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    return notebook
-
-
-def sections(path: Path) -> dict[str, str]:
-    """What stands under each heading, down to the next one: the sources of cells, and their outputs as text."""
-    found, heading = {"": ""}, ""
-    for cell in read(path).cells:
-        for line in cell.source.splitlines(keepends=True):
-            if cell.cell_type == "markdown" and (title := re.match(r"#+ (.*)", line)):
-                heading = title[1]
-                found[heading] = ""
-            found[heading] += line
-        found[heading] += "\n" + "\n".join(map(shown, cell.get("outputs", [])))
-    return found
-
-
-def shown(output: Any) -> str:
-    """An output, as far as it is text."""
-    data = output.get("data", {})
-    return str(output.get("text", "")) + "\n".join(text for kind, text in data.items() if not kind.startswith("image/"))
 
 
 def test_the_set_is_whole() -> None:
@@ -85,9 +57,17 @@ def test_a_real_model_may_be_named(path: Path) -> None:
     assert "MEMKIT_NOTEBOOK_MODEL" in notebook.cells[0].source + notebook.cells[1].source
 
 
+@pytest.mark.parametrize("path", [FOLDER / f"{path.stem}.ipynb" for path in EXPECTED], ids=lambda path: path.stem)
+def test_what_is_recorded_is_what_is_expected(path: Path) -> None:
+    """The outputs show what the notebook's TOML file asks for; its cells print, and leave asserting to that."""
+    notebook = read(path)
+    check_outputs(path.stem, notebook, fake=False)
+    assert not [cell.source for cell in notebook.cells if re.search(r"^\s*assert\b", cell.source, re.MULTILINE)]
+
+
 def test_explain_turn_shows_recalled_records_with_scores() -> None:
     """One notebook shows as a table what was recalled, by which memory, and with which score."""
-    text = sections(FOLDER / "05_vector_memory.ipynb")["7. Across conversations"]
+    text = sections(read(FOLDER / "05_vector_memory.ipynb"))["7. Across conversations"]
     assert "<th>recalled by</th><th>score</th>" in text
     assert re.search(r"<td>VectorMemory</td><td>\d\.\d\d</td>", text)
 
@@ -95,7 +75,7 @@ def test_explain_turn_shows_recalled_records_with_scores() -> None:
 @pytest.mark.parametrize(("example", "file", "heading"), EXAMPLES)
 def test_the_examples_of_known_guides_run(example: str, file: str, heading: str) -> None:
     """The section that the README names is there, and so is what it quotes of the example."""
-    text = sections(FOLDER / file)[heading]
+    text = sections(read(FOLDER / file))[heading]
     for quoted in re.findall(r'"(.+?)"', example):
         assert quoted in text.replace("\\'", "'"), quoted
 
