@@ -41,18 +41,19 @@ def shown(output: Any) -> str:
     return str(output.get("text", "")) + "\n".join(text for kind, text in data.items() if not kind.startswith("image/"))
 
 
-def check_outputs(name: str, notebook: Any, *, fake: bool) -> None:
+def check_outputs(name: str, notebook: Any, also: str = "shows") -> None:
     """Compare what a notebook shows with `tests/notebooks/NAME.toml`, if there is such a file.
 
-    Each table of the file is a section, by its heading: `shows` are texts that stand there whichever model answers,
-    `with_fake` those that stand there if it is the fake one, and `never` those that do not stand there.
+    Each table of the file is a section, by its heading. `shows` are texts that stand there whichever model answers,
+    `never` those that do not. `fake` is what stands there if the fake model answers, and `recorded` what stands in the
+    notebook as it is committed: `also` says which of the two.
     """
     outputs = sections(notebook, sources=False)
     for path in (path for path in EXPECTED if path.stem == name):
         for heading, texts in tomllib.loads(path.read_text()).items():
-            assert not texts.keys() - {"shows", "with_fake", "never"}, heading
+            assert not texts.keys() - {"shows", "never", "fake", "recorded"}, heading
             output = outputs[heading]
-            for text in [*texts.get("shows", ()), *(texts.get("with_fake", ()) if fake else ())]:
+            for text in [*texts.get("shows", ()), *texts.get(also, ())]:
                 assert text in output, f"{name}, {heading!r} does not show {text!r} but:\n{output}"
             for text in texts.get("never", ()):
                 assert text not in output, f"{name}, {heading!r} shows {text!r}:\n{output}"
