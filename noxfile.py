@@ -27,7 +27,9 @@ logging.getLogger("pymongo").setLevel(logging.WARNING)  # nox shows what librari
 ROOT = Path(__file__).resolve().parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PARALLEL = ("-n", os.environ.get("WORKERS", "3"), "--dist", "worksteal", "-o", "tmp_path_retention_policy=failed")
-UNIT_TESTS = ("tests/unit_tests", "--ignore", "tests/unit_tests/suites")
+# those which need no server
+ALL_UNIT_TESTS = ("tests/unit_tests", "tests/third_party/spacy", "tests/third_party/vector_stores")
+UNIT_TESTS = (*ALL_UNIT_TESTS, "--ignore", "tests/unit_tests/suites")
 RETIRED = ("-m", "needs_retired_classes")
 TOGETHER = sorted({wanted for _, wanted, _ in _LAZY.values() if "," in wanted})
 
@@ -86,7 +88,7 @@ def floor(session: nox.Session) -> None:
     """Run the unit tests on the oldest supported dependencies."""
     session.install(f"{built(session)}[all]", "--group", "floor", "--compile-bytecode")
     tests_alone(session, "suites")
-    pytest(session, "tests/unit_tests")
+    pytest(session, *ALL_UNIT_TESTS)
 
 
 @nox.session
@@ -103,7 +105,7 @@ def newest(session: nox.Session) -> None:
     installed = str(session.run("uv", "pip", "freeze", silent=True, external=True)).splitlines()
     chosen = [line for line in installed if line.partition("==")[0] in ("langchain", "langchain-core", "langgraph")]
     (tmp / "newest").write_text("\n".join(chosen))
-    session.install(*override, "--constraint", str(tmp / "newest"), f"{built(session)}[all]", "--group", "test")
+    session.install(*override, "--constraint", str(tmp / "newest"), f"{built(session)}[all]", "--group", "third-party")
     session.log("with %s", " ".join(chosen))
     tests_alone(session, "suites", "openssl11")
     pytest(session, "tests/strangers", "tests/unit_tests/suites")
@@ -122,6 +124,6 @@ def newest(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """Run the unit tests on a supported Python."""
-    session.install(f"{built(session)}[all]", "--group", "test", "--compile-bytecode")
+    session.install(f"{built(session)}[all]", "--group", "third-party", "--compile-bytecode")
     tests_alone(session, "suites")
-    pytest(session, "tests/unit_tests")
+    pytest(session, *ALL_UNIT_TESTS)
