@@ -150,15 +150,15 @@ $(BASE):
 	  "Install one (Debian, Ubuntu: apt-get install python3-venv) or name one: make PYTHON=/path/to/python ..." >&2; exit 1; }
 	@touch $@
 
-# Modules are compiled when they are first used, since most never are; all at once for `dev`, on all cores, which has uv anyway.
+# For `dev` pip first installs uv, which is part of it and quicker.
 $(VENV)/.done-%: $(BASE) pyproject.toml
 	@uv='$(UV)'; \
 	pip() { \
 	  $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; \
-	  $(PY) -m pip install $(QUIET) --upgrade 'pip>=25.1'; $(PY) -m pip install $(QUIET) --no-compile "$$@"; \
+	  $(PY) -m pip install $(QUIET) --upgrade 'pip>=25.1'; $(PY) -m pip install $(QUIET) "$$@"; \
 	}; \
 	install() { \
-	  [ -n "$$uv" ] && "$$uv" pip install --python $(PY) $(QUIET) $(if $(filter dev,$*),--compile-bytecode) "$$@" || pip "$$@"; \
+	  [ -n "$$uv" ] && "$$uv" pip install --python $(PY) $(QUIET) --compile-bytecode "$$@" || pip "$$@"; \
 	}; \
 	if [ -z "$$uv" ] && [ $* = dev ]; then pip uv; uv=$(VENV)/bin/uv; fi; \
 	set -- $(if $(filter lint,$*),,--editable '.[$(or $(EXTRAS_$*),all)]') $(if $(filter openai,$*),,--group $*); \
