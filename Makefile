@@ -95,9 +95,11 @@ gate-record: $(call done,third-party) ## both, written down: tests/gate/results 
 audit: $(call done,third-party) ## known advisories against what is installed, and against what our version ranges admit
 	$(PY) tools/audit.py
 
-lint: $(call done,lint) ## ruff: rules and format
+lint: $(call done,lint) ## ruff: rules and format; and the workflow files
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/zizmor --offline --quiet .github/workflows
 
 types: $(call done,types) ## mypy, strict, for the package, the examples, the benchmarks and a user's app (tests/typed)
 	$(PY) -m mypy
@@ -123,15 +125,20 @@ bench: $(call done,bench) openssl11 minilm ## memkit beside its peers on a real 
 	$(PY) -m benchmarks.recall $(ARGS) $(MILLION)
 	$(PY) -m benchmarks.overview $(filter --quick,$(ARGS))
 
-wheel: ## wheel and source package, built and checked, and the wheel in an empty environment, with langchain-core only
+release-check: ## all of a release but the publishing: wheel and sbom, in dist/
+	$(MAKE) wheel
+	$(MAKE) sbom
+
+wheel: ## wheel and source package, built twice, compared and checked, and the wheel in an empty environment; in dist/
+sbom: ## after wheel: what it brings with all extras, as CycloneDX, and sums of all files; in dist/
 extras: ## every extra alone in an empty environment: installs, says what is missing, does a little real work
 floor: ## unit tests of the installed wheel on the oldest supported dependencies
 newest: ## code of others and all unit tests, on the newest langchain-core, langchain and langgraph that exist, the latter without the classes that langchain-core 2.0 removes
 pythons: ## unit tests of the installed wheel on the supported Pythons that are on this machine
 # Environments of their own: see noxfile.py.
-wheel: $(call done,dist)
+wheel sbom: $(call done,dist)
 extras floor newest pythons: $(call done,envs)
-wheel extras floor newest pythons: openssl11
+wheel sbom extras floor newest pythons: openssl11
 	$(IN_MEMORY) WORKERS=$(WORKERS) $(PY) -m nox --session $@ $(if $(filter pythons,$@),--no-error-on-missing-interpreters) -- $(ARGS)
 
 clean: ## removes .venv, fetched parts, caches and builds

@@ -1,4 +1,4 @@
-"""Environments of their own for what is released: `make wheel`, `extras`, `floor`, `newest` and `pythons`.
+"""Environments of their own for what is released: `make wheel`, `sbom`, `extras`, `floor`, `newest` and `pythons`.
 
 Each session builds the wheel and installs it by uv, which can override a requirement, into a new environment below
 `.nox`. Its tests run in a copy, out of reach of the working tree's package.
@@ -6,6 +6,8 @@ Each session builds the wheel and installs it by uv, which can override a requir
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -25,6 +27,7 @@ os.environ["UV_PYTHON_DOWNLOADS"] = "never"
 logging.getLogger("pymongo").setLevel(logging.WARNING)  # nox shows what libraries log
 
 ROOT = Path(__file__).resolve().parent
+DIST = ROOT / "dist"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PARALLEL = ("-n", os.environ.get("WORKERS", "3"), "--dist", "worksteal", "-o", "tmp_path_retention_policy=failed")
 # those which need no server
@@ -69,6 +72,31 @@ def wheel(session: nox.Session) -> None:
     session.install(str(next(folder.glob("*.whl"))))
     session.run("uv", "pip", "check", external=True)
     session.run("python", "-I", "-W", "error", str(ROOT / "tools" / "extras.py"))
+    shutil.rmtree(DIST, ignore_errors=True)
+    shutil.copytree(folder, DIST)
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """List what the wheel brings with all extras on this day, as CycloneDX, and the sums of all files of a release."""
+    wheel = next(DIST.glob("*.whl"), None) or session.error("run `make wheel` first")
+    session.install(f"{wheel}[all]")
+    target = DIST / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json"
+    options = ("--output-reproducible", "--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "library")
+    there = str(Path(session.bin, "python"))
+    session.run(sys.executable, "-m", "cyclonedx_py", "environment", *options, "-o", str(target), there, external=True)
+    listed = json.loads(target.read_text())
+    own = [part for part in listed["components"] if part["name"] == "langchain-memkit"]
+    for part in own:  # it names the file on this machine
+        part.pop("externalReferences", None)
+    target.write_text(json.dumps(listed, indent=2) + "\n")
+    names = {part["name"] for part in listed["components"]}
+    if own == [] or not {"langchain-core", "pymongo", "spacy"} <= names:
+        session.error(f"{target.name} lacks what the wheel brings; it has {sorted(names)}")
+    files = sorted(file for file in DIST.iterdir() if file.name != "SHA256SUMS")
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    (DIST / "SHA256SUMS").write_text("".join(sums))
+    session.log("%s: %d components", target.name, len(names))
 
 
 @nox.session
