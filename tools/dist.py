@@ -67,6 +67,8 @@ def check_again(wheel: Path, source: Path) -> None:
         for name in listed():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, copy / name)
+            if os.access(ROOT / name, os.X_OK):
+                (copy / name).chmod(0o700)
         build(copy, again)
         os.umask(before)
         build(ROOT, direct, "--wheel")
