@@ -86,13 +86,14 @@ def sbom(session: nox.Session) -> None:
     there = str(Path(session.bin, "python"))
     session.run(sys.executable, "-m", "cyclonedx_py", "environment", *options, "-o", str(target), there, external=True)
     listed = json.loads(target.read_text())
-    own = [part for part in listed["components"] if part["name"] == "langchain-memkit"]
-    for part in own:  # it names the file on this machine
-        part.pop("externalReferences", None)
-    target.write_text(json.dumps(listed, indent=2) + "\n")
     names = {part["name"] for part in listed["components"]}
-    if own == [] or not {"langchain-core", "pymongo", "spacy"} <= names:
-        session.error(f"{target.name} lacks what the wheel brings; it has {sorted(names)}")
+    if (
+        listed["metadata"]["component"]["version"] != wheel.name.split("-")[1]
+        or not {"langchain-core", "spacy"} <= names
+    ):
+        session.error(f"{target.name} is not of this wheel, or lacks what it brings: {sorted(names)}")
+    if "file:" in target.read_text():
+        session.error(f"{target.name} names files of this machine")
     files = sorted(file for file in DIST.iterdir() if file.name != "SHA256SUMS")
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
     (DIST / "SHA256SUMS").write_text("".join(sums))

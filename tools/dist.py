@@ -78,7 +78,9 @@ def check_again(wheel: Path, source: Path) -> None:
         if (direct / wheel.name).read_bytes() != wheel.read_bytes():
             sys.exit("the wheel of the source package is not the wheel of the tree")
     for built in (wheel, source):
-        print(f"built twice, byte for byte the same: sha256 {hashlib.sha256(built.read_bytes()).hexdigest()} {built.name}")
+        print(
+            f"built twice, byte for byte the same: sha256 {hashlib.sha256(built.read_bytes()).hexdigest()} {built.name}"
+        )
 
 
 def check_source(source: Path) -> None:
