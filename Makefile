@@ -130,7 +130,7 @@ release-check: ## all of a release but the publishing: wheel and sbom, in dist/
 	$(MAKE) sbom
 
 wheel: ## wheel and source package, built twice, compared and checked, and the wheel in an empty environment; in dist/
-sbom: ## after wheel: what it brings with all extras, as CycloneDX, and sums of all files; in dist/
+sbom: ## what the wheel brings with all extras, as CycloneDX, and sums of the files; in dist/
 extras: ## every extra alone in an empty environment: installs, says what is missing, does a little real work
 floor: ## unit tests of the installed wheel on the oldest supported dependencies
 newest: ## code of others and all unit tests, on the newest langchain-core, langchain and langgraph that exist, the latter without the classes that langchain-core 2.0 removes

@@ -79,7 +79,8 @@ def wheel(session: nox.Session) -> None:
 @nox.session
 def sbom(session: nox.Session) -> None:
     """List what the wheel brings with all extras on this day, as CycloneDX, and the sums of all files of a release."""
-    wheel = next(DIST.glob("*.whl"), None) or session.error("run `make wheel` first")
+    DIST.mkdir(exist_ok=True)
+    wheel = next(DIST.glob("*.whl"), None) or Path(built(session))
     session.install(f"{wheel}[all]")
     target = DIST / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json"
     options = ("--output-reproducible", "--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "library")
@@ -87,10 +88,8 @@ def sbom(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "cyclonedx_py", "environment", *options, "-o", str(target), there, external=True)
     listed = json.loads(target.read_text())
     names = {part["name"] for part in listed["components"]}
-    if (
-        listed["metadata"]["component"]["version"] != wheel.name.split("-")[1]
-        or not {"langchain-core", "spacy"} <= names
-    ):
+    version = listed["metadata"]["component"]["version"]
+    if version != wheel.name.split("-")[1] or not {"langchain-core", "spacy"} <= names:
         session.error(f"{target.name} is not of this wheel, or lacks what it brings: {sorted(names)}")
     if "file:" in target.read_text():
         session.error(f"{target.name} names files of this machine")

@@ -3,8 +3,9 @@
     python tools/dist.py FOLDER
 
 - The source package holds what the repository holds.
-- Built again, in another folder and with other rights of files, both are the same, byte for byte; and so is the wheel that
-  is built from the tree. Build tools have the versions of tools/build_constraints.txt, and files the time of the commit.
+- Built again, in another folder and with other rights of files, both are the same, byte for byte; and so is the wheel
+  that is built from the tree. Build tools have the versions of tools/build_constraints.txt, and files the time of the
+  commit.
 - `twine check --strict` and `check-wheel-contents` find nothing.
 - A user's app over the installed wheel (tests/typed) is clean under `mypy --strict`.
 """
