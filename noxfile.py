@@ -1,4 +1,4 @@
-"""Environments of their own for what is released: `make wheel`, `extras`, `floor`, `newest` and `pythons`.
+"""Environments of their own for what is released: `make wheel`, `sbom`, `extras`, `floor`, `newest` and `pythons`.
 
 Each session builds the wheel and installs it by uv, which can override a requirement, into a new environment below
 `.nox`. Its tests run in a copy, out of reach of the working tree's package.
@@ -6,6 +6,8 @@ Each session builds the wheel and installs it by uv, which can override a requir
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -25,9 +27,12 @@ os.environ["UV_PYTHON_DOWNLOADS"] = "never"
 logging.getLogger("pymongo").setLevel(logging.WARNING)  # nox shows what libraries log
 
 ROOT = Path(__file__).resolve().parent
+DIST = ROOT / "dist"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PARALLEL = ("-n", os.environ.get("WORKERS", "3"), "--dist", "worksteal", "-o", "tmp_path_retention_policy=failed")
-UNIT_TESTS = ("tests/unit_tests", "--ignore", "tests/unit_tests/suites")
+# those which need no server
+ALL_UNIT_TESTS = ("tests/unit_tests", "tests/third_party/spacy", "tests/third_party/vector_stores")
+UNIT_TESTS = (*ALL_UNIT_TESTS, "--ignore", "tests/unit_tests/suites")
 RETIRED = ("-m", "needs_retired_classes")
 TOGETHER = sorted({wanted for _, wanted, _ in _LAZY.values() if "," in wanted})
 
@@ -67,6 +72,31 @@ def wheel(session: nox.Session) -> None:
     session.install(str(next(folder.glob("*.whl"))))
     session.run("uv", "pip", "check", external=True)
     session.run("python", "-I", "-W", "error", str(ROOT / "tools" / "extras.py"))
+    shutil.rmtree(DIST, ignore_errors=True)
+    shutil.copytree(folder, DIST)
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """List what the wheel brings with all extras on this day, as CycloneDX, and the sums of all files of a release."""
+    DIST.mkdir(exist_ok=True)
+    wheel = next(DIST.glob("*.whl"), None) or Path(built(session))
+    session.install(f"{wheel}[all]")
+    target = DIST / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json"
+    options = ("--output-reproducible", "--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "library")
+    there = str(Path(session.bin, "python"))
+    session.run(sys.executable, "-m", "cyclonedx_py", "environment", *options, "-o", str(target), there, external=True)
+    listed = json.loads(target.read_text())
+    names = {part["name"] for part in listed["components"]}
+    version = listed["metadata"]["component"]["version"]
+    if version != wheel.name.split("-")[1] or not {"langchain-core", "spacy"} <= names:
+        session.error(f"{target.name} is not of this wheel, or lacks what it brings: {sorted(names)}")
+    if "file:" in target.read_text():
+        session.error(f"{target.name} names files of this machine")
+    files = sorted(file for file in DIST.iterdir() if file.name != "SHA256SUMS")
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    (DIST / "SHA256SUMS").write_text("".join(sums))
+    session.log("%s: %d components", target.name, len(names))
 
 
 @nox.session
@@ -86,7 +116,7 @@ def floor(session: nox.Session) -> None:
     """Run the unit tests on the oldest supported dependencies."""
     session.install(f"{built(session)}[all]", "--group", "floor", "--compile-bytecode")
     tests_alone(session, "suites")
-    pytest(session, "tests/unit_tests")
+    pytest(session, *ALL_UNIT_TESTS)
 
 
 @nox.session
@@ -103,7 +133,7 @@ def newest(session: nox.Session) -> None:
     installed = str(session.run("uv", "pip", "freeze", silent=True, external=True)).splitlines()
     chosen = [line for line in installed if line.partition("==")[0] in ("langchain", "langchain-core", "langgraph")]
     (tmp / "newest").write_text("\n".join(chosen))
-    session.install(*override, "--constraint", str(tmp / "newest"), f"{built(session)}[all]", "--group", "test")
+    session.install(*override, "--constraint", str(tmp / "newest"), f"{built(session)}[all]", "--group", "third-party")
     session.log("with %s", " ".join(chosen))
     tests_alone(session, "suites", "openssl11")
     pytest(session, "tests/strangers", "tests/unit_tests/suites")
@@ -122,6 +152,6 @@ def newest(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """Run the unit tests on a supported Python."""
-    session.install(f"{built(session)}[all]", "--group", "test", "--compile-bytecode")
+    session.install(f"{built(session)}[all]", "--group", "third-party", "--compile-bytecode")
     tests_alone(session, "suites")
-    pytest(session, "tests/unit_tests")
+    pytest(session, *ALL_UNIT_TESTS)

@@ -17,6 +17,7 @@ import langchain_memkit
 ROOT = Path(__file__).parents[2]
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
+MAKEFILE = (ROOT / "Makefile").read_text()
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
@@ -81,14 +82,42 @@ def test_every_requirement_has_a_range() -> None:
         assert isinstance(requirement, dict) or re.search(r"(==|>=[\d.]+,<)\d", requirement), requirement
 
 
+def brought_by(*asked: str) -> set[str]:
+    """Groups that a group brings, itself among them."""
+    parts = [part["include-group"] for group in asked for part in GROUPS[group] if isinstance(part, dict)]
+    return {*asked, *(brought_by(*parts) if parts else ())}
+
+
 def test_dev_brings_every_group() -> None:
-    """One environment for all targets, but for the oldest versions."""
-    brought, asked = set(), ["dev"]
-    while asked:
-        group = asked.pop()
-        brought.add(group)
-        asked += [part["include-group"] for part in GROUPS[group] if isinstance(part, dict)]
-    assert brought == set(GROUPS) - {"floor"}
+    """One environment for all targets, but for the oldest versions; then no target installs anything more."""
+    assert brought_by("dev") == set(GROUPS) - {"floor"}
+    (touched,) = re.findall(r"foreach group,([a-z0-9 -]+),", MAKEFILE)
+    used = set(re.findall(r"\$\(call done,([a-z0-9-]+)\)", MAKEFILE)) - {"dev"}
+    assert set(touched.split()) == used
+    assert used - {"openai"} <= set(GROUPS)
+
+
+def test_make_test_installs_little() -> None:
+    """Its environment has all extras but spaCy, and no package of others that is large: those are in `third-party`."""
+    (small,) = re.findall(r"^SMALL *:= ([a-z,]+)$", MAKEFILE, re.MULTILINE)
+    assert set(small.split(",")) == set(EXTRAS) - {"all", "spacy"}
+    assert brought_by("test") == {"test", "demo", "server"}
+    large = (
+        r"spacy|en-core|chroma|faiss|anthropic|google|deepagents|pandas|matplotlib|mkdocs|mypy|mem0|llama|jupyter|nb"
+    )
+    names = [part for group in brought_by("test") for part in GROUPS[group] if isinstance(part, str)]
+    assert len(names) > 15
+    assert [name for name in names if re.search(large, name)] == []
+
+
+def test_a_release_stores_no_secret() -> None:
+    """Nothing is signed or published with what is stored; what runs our code may write nothing."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert "secrets." not in text
+    assert re.search(r"^permissions: \{\}$", text, re.MULTILINE)
+    build = text.partition("  build:")[2].partition("  attest:")[0]
+    assert "make release-check" in build
+    assert "write" not in re.sub(r"#.*", "", build)
 
 
 def test_the_description_has_no_links_into_the_project() -> None:

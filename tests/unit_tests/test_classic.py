@@ -19,13 +19,13 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import BaseModel, Field
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.backends.spacy import SpacyEntityExtractor
 from langchain_memkit.base import Memory
 from langchain_memkit.classic import as_classic_memory
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.chat_history import ChatHistoryMemory
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import Record, note_message
+from testkit.memories import people
 
 # langchain-classic's chains say of themselves that they are retired
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
@@ -168,9 +168,9 @@ ANSWER = (
 
 @pytest.mark.parametrize("answer", ["That's great to hear!", ANSWER])
 def test_the_seeds_conversation_with_our_entities(classic: Any, answer: str) -> None:
-    """`EntityMemory` with spaCy in the place of the seed's `SpacyEntityMemory`: its second prompt, to the character."""
+    """`EntityMemory` in the place of the seed's `SpacyEntityMemory`: its second prompt, to the character."""
     model = Model(answer=answer)
-    memory = as_classic_memory(EntityMemory(SpacyEntityExtractor(), "s1", user_id="u1"), memory_key="entities")
+    memory = as_classic_memory(EntityMemory(people, "s1", user_id="u1"), memory_key="entities")
     prompt = PromptTemplate(input_variables=["entities", "input"], template=TEMPLATE)
     conversation = classic.ConversationChain(llm=model, prompt=prompt, memory=memory)
     conversation.predict(input=FIRST)

@@ -4,102 +4,26 @@ from __future__ import annotations
 
 import operator
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from deepagents import create_deep_agent
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
-from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, RemoveMessage
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.mongodb import MongoDBSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.types import Overwrite, interrupt
-from pymongo import MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
 from langchain_memkit.middleware import MessageHistoryMiddleware
 from langchain_memkit.migrate import langgraph_source, migrate
-
-
-class Model(GenericFakeChatModel):
-    """Answers from a script; takes tools."""
-
-    def bind_tools(self, tools: Any, **options: Any) -> Any:
-        """The tools are in the script."""
-        return self
-
-
-def model(*answers: str) -> Model:
-    """A model that calls the tool at "call" and says the rest."""
-
-    def said(number: int, text: str) -> AIMessage:
-        calls = [{"name": "look", "args": {"at": number}, "id": f"c{number}"}]
-        return AIMessage("", tool_calls=calls) if text == "call" else AIMessage(text)
-
-    return Model(messages=iter([said(i, text) for i, text in enumerate(answers)]))
-
-
-@tool(response_format="content_and_artifact")
-def look(at: int) -> tuple[str, dict[str, Any]]:
-    """Looks at something."""
-    return f"seen {at}", {"seen": {at}, "pair": [at, at]}
-
-
-class Store:
-    """A saver of a kind, and how `langgraph_source` is told where it is."""
-
-    def __init__(self, kind: str, saver: Any, where: dict[str, Any]) -> None:
-        self.kind = kind
-        self.saver = saver
-        self._where = where
-
-    def source(self, **options: Any) -> Any:
-        """The source."""
-        return langgraph_source(**self._where, **options)
-
-
-@pytest.fixture(params=["sqlite", "mongodb"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, standalone: Any, database: str) -> Iterator[Store]:
-    """Each of the savers."""
-    if request.param == "sqlite":
-        with closing(sqlite3.connect(tmp_path / "checkpoints.db", check_same_thread=False)) as connection:
-            yield Store("sqlite", SqliteSaver(connection), {"url_or_path": tmp_path / "checkpoints.db"})
-        return
-    with MongoClient(standalone.uri) as client:
-        where = {"url_or_path": standalone.uri, "database_name": database}
-        yield Store("mongodb", MongoDBSaver(client, database), where)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Any:
-    """Where it goes."""
-    return SQLiteChatMessageHistory.factory(tmp_path / "memkit.db")
-
-
-def config(thread: str, **more: str) -> Any:
-    """A graph's config."""
-    return {"configurable": {"thread_id": thread, **more}}
-
-
-def ask(graph: Any, text: str, where: Any) -> list[BaseMessage]:
-    """One turn; returns the state's messages."""
-    graph.invoke({"messages": [HumanMessage(text)]}, where)
-    return list(graph.get_state(where).values["messages"])
-
-
-def shapes(history: Any) -> list[list[str]]:
-    """The types of the messages, turn by turn."""
-    return [[m.type for m in turn.messages] for turn in history.iter_turns()]
+from testkit.checkpoints import Store, ask, config, look, model, shapes
 
 
 def test_threads_become_sessions(store: Store, target: Any) -> None:
@@ -230,32 +154,6 @@ def test_plain_lists_of_messages(store: Store, target: Any) -> None:
     assert len({m.id for m in target("t1").messages}) == 3
 
 
-def test_differences_are_put_together(store: Store, target: Any) -> None:
-    """A thread of a deep agent, whose state keeps differences (DeltaChannel), moves as its state is, once."""
-    graph = create_deep_agent(model("a1", "call", "a2", "a3"), [look], checkpointer=store.saver)
-    for text in ("q1", "q2", "q3"):
-        said = ask(graph, text, config("t1", user_id="u1"))
-    reports = [migrate(store.source(), target, progress=False) for _ in range(2)]
-    assert [(report.turns, report.messages, report.skipped) for report in reports] == [(3, 8, []), (0, 0, [])]
-    assert target("t1", "u1").messages == said
-    assert shapes(target("t1", "u1")) == [["human", "ai"], ["human", "ai", "tool", "ai"], ["human", "ai"]]
-
-
-def test_differences_without_ids(store: Store, target: Any) -> None:
-    """Messages that have no ids get the same each time, of thread and place: what is said again is another message."""
-    graph = create_deep_agent(model(*"abcdef"), checkpointer=store.saver)
-    for thread in ("t1", "t2"):
-        for _ in range(2):
-            graph.invoke({"messages": [("user", "hi")]}, config(thread))
-        assert [m.id for m in graph.get_state(config(thread)).values["messages"]][::2] == [None, None]
-    assert [migrate(store.source(), target, progress=False).messages for _ in range(2)] == [8, 0]
-    assert [m.text for m in target("t1").messages] == ["hi", "a", "hi", "b"]
-    assert len({m.id for thread in ("t1", "t2") for m in target(thread).messages}) == 8
-    graph.invoke({"messages": [("user", "hi")]}, config("t1"))
-    assert migrate(store.source(), target, progress=False).messages == 2
-    assert [m.text for m in target("t1").messages] == ["hi", "a", "hi", "b", "hi", "e"]
-
-
 def _by_id(state: list[Any], writes: list[Any]) -> Any:
     """The reducer of add_messages, for differences."""
     return add_messages(state, [m for write in writes for m in (write if isinstance(write, list) else [write])])
@@ -315,45 +213,6 @@ def test_differences_of_one_step(store: Store, target: Any) -> None:
     migrate(store.source(), target, progress=False)
     assert target("t1").messages == said
     assert [m.text for m in said] == ["q", "a", "b", "c"]
-
-
-def test_differences_that_are_gone_are_named(store: Store, target: Any) -> None:
-    """Older checkpoints or writes that were deleted, or cannot be read: the thread is named, never taken for whole."""
-    graph = create_deep_agent(model(*"abcdefghij"), checkpointer=store.saver)
-    for thread in ("pruned", "no writes", "encrypted"):
-        for i in range(2):
-            ask(graph, f"q{i}", config(thread))
-    kept = [found.config["configurable"]["checkpoint_id"] for found in store.saver.list(config("pruned"))][:3]
-    if store.kind == "sqlite":
-        run = store.saver.conn.execute
-        run("DELETE FROM checkpoints WHERE thread_id = 'pruned' AND checkpoint_id < ?", (kept[-1],))
-        run("DELETE FROM writes WHERE thread_id = 'no writes'")
-        run("UPDATE writes SET type = 'msgpack+aes' WHERE thread_id = 'encrypted'")
-        store.saver.conn.commit()
-    else:
-        store.saver.checkpoint_collection.delete_many({"thread_id": "pruned", "checkpoint_id": {"$lt": kept[-1]}})
-        store.saver.writes_collection.delete_many({"thread_id": "no writes"})
-        store.saver.writes_collection.update_many({"thread_id": "encrypted"}, {"$set": {"type": "msgpack+aes"}})
-    report = migrate(store.source(), target, progress=False)
-    assert len(report.skipped) == 3
-    for thread, problem in [("pruned", "is gone"), ("no writes", "no writes"), ("encrypted", "cannot be read")]:
-        assert any(f"'{thread}'" in line and problem in line for line in report.skipped)
-    assert [m.text for m in target("pruned").messages] == ["b"]
-    assert target("no writes").messages == target("encrypted").messages == []
-
-
-def test_writes_in_another_collection(standalone: Any, database: str, target: Any) -> None:
-    """MongoDBSaver's collections may have other names, also that of the writes."""
-    with MongoClient(standalone.uri) as client:
-        saver = MongoDBSaver(client, database, "points", "log")
-        said = ask(create_deep_agent(model("a"), checkpointer=saver), "q", config("t1"))
-    where = {"database_name": database, "collection_name": "points"}
-    assert (
-        "writes_collection_name"
-        in migrate(langgraph_source(standalone.uri, **where), target, progress=False).skipped[0]
-    )
-    migrate(langgraph_source(standalone.uri, **where, writes_collection_name="log"), target, progress=False)
-    assert target("t1").messages == said
 
 
 def test_damaged_threads_stop_nothing(store: Store, target: Any) -> None:

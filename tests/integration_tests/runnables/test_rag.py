@@ -25,7 +25,6 @@ from langchain_memkit import (
     SQLiteVectorStore,
     WordLlamaEmbeddings,
 )
-from langchain_memkit.messages.notes import is_note
 from langchain_memkit.runnables.rag import create_conversational_rag_chain
 from testkit.styles import Styles
 
@@ -259,30 +258,3 @@ def test_documents_of_the_article(
     assert document["response"] == output["answer"]
     assert (document["chatId"], document["userId"], document["isDeleted"]) == ("c1", "nnaji", False)
     assert stored(histories)[-1].response_metadata["memkit_documents"] == [d.id for d in output["context"]]
-
-
-@pytest.mark.parametrize("histories", ["sqlite"], indirect=True)
-def test_request_builders_take_it(histories: Any, retriever: Any) -> None:
-    """The default prompt, with a history of questions alone as well, passes the builders of three providers."""
-    from langchain_anthropic import ChatAnthropic  # here: they take seconds, of each process that collects tests
-    from langchain_google_genai import ChatGoogleGenerativeAI
-
-    shown: list[list[BaseMessage]] = []
-
-    def llm(messages: list[BaseMessage]) -> str:
-        shown.append(messages)
-        return "answer"
-
-    for options in ({}, {"n_questions": 2}):
-        chat = create_conversational_rag_chain(llm, retriever, histories, condense="weighted", **options)
-        for question in (FIRST, SECOND, SECOND):
-            chat.invoke({"input": question}, C1)
-    for messages in shown:
-        assert is_note(messages[-2])
-        ChatOpenAI(model="gpt-4o", api_key="x")._get_request_payload(messages)  # type: ignore[arg-type]
-        claude = ChatAnthropic(model="claude-sonnet-4-5", api_key="x")._get_request_payload(messages)  # type: ignore[call-arg,arg-type]
-        roles = [m["role"] for m in claude["messages"]]
-        assert roles[0] == roles[-1] == "user"
-        assert "quoted" in str(claude["system"])
-        gemini = ChatGoogleGenerativeAI(model="gemini-2.5-flash", api_key="x")._prepare_request(messages)
-        assert gemini["contents"][-1].role == "user"

@@ -7,30 +7,19 @@ from typing import Any
 
 import pytest
 
-from langchain_memkit import EntityMemory, SpacyEntityExtractor, SQLiteKeyValueStore
-from testkit.memories import HostileTexts
+from langchain_memkit import SQLiteKeyValueStore
+from testkit.memories import HostileTexts, entities_on
 
 
 class TestInThisProcess(HostileTexts):
     @pytest.fixture
     def make_memory(self) -> Any:
-        """One store, spaCy's model."""
-        return options_too(None)
+        """One store."""
+        return entities_on(None)
 
 
 class TestOnSQLite(HostileTexts):
     @pytest.fixture
     def make_memory(self, tmp_path: Path) -> Any:
         """One file."""
-        return options_too(SQLiteKeyValueStore(tmp_path / "memory.db"))
-
-
-def options_too(store: Any) -> Any:
-    """A factory that also takes `read_only`: two factories on one place."""
-    writing = EntityMemory.factory(SpacyEntityExtractor(), store)
-    reading = EntityMemory.factory(SpacyEntityExtractor(), store or writing._core.store, read_only=True)
-
-    def make(session_id: str, user_id: str | None = None, *, read_only: bool = False) -> EntityMemory:
-        return (reading if read_only else writing)(session_id, user_id)
-
-    return make
+        return entities_on(SQLiteKeyValueStore(tmp_path / "memory.db"))

@@ -18,6 +18,8 @@ import pytest
 import spacy
 from spacy.language import Language
 
+import langchain_memkit
+from langchain_memkit.backends import spacy as spacy_backend
 from langchain_memkit.backends.spacy import PORTION, WARM, SpacyEntityExtractor, _readable
 from langchain_memkit.base import Mention
 from langchain_memkit.errors import ConfigurationError, SpacyModelMissing
@@ -525,3 +527,12 @@ def test_other_tokenizers_read_long_runs(extractor: SpacyEntityExtractor) -> Non
     text = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c" * 50
     assert _readable(text, spacy.blank("zh").tokenizer) == text
     assert _readable(text, extractor._nlp.tokenizer) != text
+
+
+def test_the_front_door_has_it() -> None:
+    """With every extra there, `__all__` is all names, this class among them; its module's `__all__` is true."""
+    assert "SpacyEntityExtractor" in langchain_memkit.__all__
+    assert set(dir(langchain_memkit)) - set(langchain_memkit.__all__) == {
+        "__version__", "classic", "errors", "migrate", "testing",
+    }  # fmt: skip
+    assert all(hasattr(spacy_backend, name) for name in spacy_backend.__all__)

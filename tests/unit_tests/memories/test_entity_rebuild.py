@@ -1,4 +1,4 @@
-"""Entity memory with a trained pipeline, and rebuilt from transcripts."""
+"""Entity memory rebuilt from transcripts."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
-from langchain_memkit.backends.spacy import SpacyEntityExtractor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.entity import EntityMemory
-from langchain_memkit.messages.notes import records_of
-
-
-@pytest.fixture(scope="module")
-def extractor() -> SpacyEntityExtractor:
-    """The pipeline of the tests."""
-    return SpacyEntityExtractor()
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -33,17 +25,6 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
         return asyncio.run(getattr(target, f"a{verb}")(*args, **kwargs))
 
     return run
-
-
-def test_harrison(extractor: SpacyEntityExtractor, call: Callable[..., Any]) -> None:
-    """The seed's two turns with a real model: the second is given the first, and nothing else."""
-    memory = EntityMemory(extractor, "s1", user_id="u1")
-    answer = "That's great to hear! Machine learning is a fascinating field. Have you ever studied it, Harrison?"
-    call(memory, "save", [HumanMessage("Harrison likes machine learning"), AIMessage(answer)])
-    [note] = call(memory, "load", "What do you think Harrison's favorite subject in college was?")
-    assert [(record.about, record.text) for record in records_of(note)] == [
-        ("Harrison", "Harrison likes machine learning"),
-    ]
 
 
 TALK = [("m1", "dory swam by"), ("m2", "Then we saw Dory again"), ("m3", "Where was Nemo? Dory knew.")]

@@ -9,18 +9,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_anthropic import ChatAnthropic
+from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
+from langchain_google_genai import ChatGoogleGenerativeAI
 from langchain_openai import ChatOpenAI
 
 from langchain_memkit import (
     Memory,
     SQLiteChatMessageHistory,
+    SQLiteVectorStore,
+    WordLlamaEmbeddings,
     create_history_preprocessor,
     create_runnable_with_message_history,
 )
-from langchain_memkit.messages.notes import Record, note_message
+from langchain_memkit.messages.notes import Record, is_note, note_message
+from langchain_memkit.runnables.rag import create_conversational_rag_chain
 
 U1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 CALL = {"name": "look", "args": {"what": "tea"}, "id": "c1", "type": "tool_call"}
@@ -35,16 +41,12 @@ def openai(messages: list[BaseMessage]) -> tuple[str, list[str]]:
 
 def anthropic(messages: list[BaseMessage]) -> tuple[str, list[str]]:
     """The same of ChatAnthropic."""
-    from langchain_anthropic import ChatAnthropic  # here: it takes seconds, of each process that collects tests
-
     payload = ChatAnthropic(model="claude-sonnet-4-5", api_key="x")._get_request_payload(messages)  # type: ignore[call-arg,arg-type]
-    return payload.get("system", ""), [m["role"] for m in payload["messages"]]
+    return str(payload.get("system", "")), [m["role"] for m in payload["messages"]]
 
 
 def google(messages: list[BaseMessage]) -> tuple[str, list[str]]:
     """The same of ChatGoogleGenerativeAI."""
-    from langchain_google_genai import ChatGoogleGenerativeAI  # as above
-
     request = ChatGoogleGenerativeAI(model="gemini-2.5-flash", api_key="x")._prepare_request(messages)
     told = request["config"].system_instruction
     return "".join(part.text for part in told.parts) if told else "", [c.role for c in request["contents"]]
@@ -145,3 +147,27 @@ def test_why_not_the_system() -> None:
     with pytest.raises(ValueError, match="system"):
         anthropic(scattered)
     assert "note" in google(scattered)[0]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("options", [{}, {"n_questions": 2}])
+def test_a_chain_with_documents(build: Callable[..., tuple[str, list[str]]], options: dict[str, int]) -> None:
+    """What a RAG chain composes, with a history of questions alone as well: documents are quoted, a human asks last."""
+    shown: list[list[BaseMessage]] = []
+
+    def llm(messages: list[BaseMessage]) -> str:
+        shown.append(messages)
+        return "answer"
+
+    with SQLiteVectorStore(":memory:", WordLlamaEmbeddings()) as store:
+        store.add_documents([Document("Emmanuel Macron is the president of France, and 48 years old.", id="d1")])
+        histories = SQLiteChatMessageHistory.factory(":memory:")
+        chat = create_conversational_rag_chain(llm, store.as_retriever(), histories, condense="weighted", **options)
+        for question in ("Who is the president of France?", "How old is he?", "How old is he?"):
+            chat.invoke({"input": question}, U1)
+    assert len(shown) == 3
+    for messages in shown:
+        assert is_note(messages[-2])
+        system, roles = build(messages)
+        assert "quoted" in system
+        assert roles[0] == roles[-1] == "user"
