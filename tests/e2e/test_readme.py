@@ -1,4 +1,4 @@
-"""README's first block as a stranger runs it: unchanged, in a process of its own, with a real model behind a server."""
+"""README's blocks as a stranger runs them: unchanged, in a process of their own, with a real model behind a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from langchain_memkit import SQLiteChatMessageHistory
 pytestmark = pytest.mark.e2e
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-FIRST, ASKED = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[:2]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+FIRST, ASKED = BLOCKS[:2]
 
 
 def run(program: str, folder: Path, url: str) -> str:
@@ -53,3 +54,14 @@ def test_the_first_block_of_the_readme_talks_to_a_real_model(model_server: Any, 
         stored = [message.text for message in histories("s1", user_id="u1").messages]
     assert stored[0::2] == ["My name is Nemo.", "What is my name?"]
     assert [text.strip() for text in stored[1::2]] == [told.strip(), asked.strip()]
+
+
+def test_all_blocks_of_the_readme_run_with_a_real_model(model_server: Any, mongodb_uri: str, tmp_path: Path) -> None:
+    """One after the other in one process, on a real MongoDB; the last one shows what was recalled for the answer."""
+    model_server.check()
+    program = "\n".join(BLOCKS).replace("mongodb://localhost:27017", mongodb_uri)
+    shown = run(program, tmp_path, model_server.url)
+    assert "1 record recalled" in shown
+    assert "recalled" in shown.rsplit("We adopted a parrot and called him Kiwi.", 1)[0]
+    prompt = model_server.prompts("What is the name of our parrot?")[-1]
+    assert "> human: We adopted a parrot and called him Kiwi." in "\n".join(text for _, text in prompt)
