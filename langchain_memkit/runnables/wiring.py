@@ -57,7 +57,7 @@ class Wiring:
         """Return the input of a chain as its prompt takes it, and the new messages in it."""
         is_dict = isinstance(value, dict)
         if (self.input_key or self.history_key) and not (is_dict or self.plain):
-            raise ValueError(f"the prompt has several variables, or keys: pass a dict, not {type(value).__name__}")
+            raise ValueError(f"with keys, or several variables, the input must be a dict, not {type(value).__name__}")
         # Notes come back in the state of a graph or from a client; they are not part of the input.
         given = [m for m in input_messages(value, self.input_key) if not is_note(m)]
         if self.plain and not is_dict:
