@@ -15,6 +15,10 @@ majority and journal.
 
 from __future__ import annotations
 
+import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else threads of numpy spin on into the turns of others
+
 import asyncio
 import random
 import re
