@@ -16,7 +16,7 @@ from langchain_memkit.ranking.tokenize import language_of, tokenize
 FLOOR = 1.0  # what floor="auto" means
 NEARNESS, USUAL = 0.8, 0.65  # points per standard deviation of the cosine; deviations above the mean that score 0
 LOWEST = -2.0  # lower bound in deviations: many words in common may outweigh vectors that see no likeness
-UNKNOWN = -0.35  # points without vectors, so that words have to match a little better
+UNKNOWN, ALONE = -0.35, 1.43  # points without vectors, and for each share of the words over a half if about the user
 WHOLE, MOST = 1.0, 0.75  # points for a record with at least this share of the words, where no scale is known
 # Points if the question names a speaker, is about the user, holds a name that some record holds, holds a name that no
 # record holds, and is a task; and for a record of a past day that the question names.
@@ -56,7 +56,8 @@ def relevance_to(
     - 0.8 for each standard deviation by which the cosine of question and record is above the usual cosine between this
       user's own records of different sessions, less 0.52, but never under -1.6 (see `Index.usual`). So each embedder
       has its own scale, and a name or topic that all records share counts nothing. -0.35 if the question has no
-      vector, so that one rare word alone is not enough;
+      vector, so that one rare word alone is not enough; if it is about the user besides, 1.43 times the share of its
+      words that the record contains, less a half;
     - 1 for a record of a past day that the question names, less for one of the days around it;
     - where the vectors do not tell the records apart, or are fewer than 16: 1 if the record contains at least three
       quarters of the question's words, weighted by rarity; among fewer than 16 records, or if the question is about
@@ -87,7 +88,7 @@ def relevance_to(
         apart = np.maximum((near - usual.mean) / usual.deviation - USUAL, LOWEST)
         numbers = numbers + NEARNESS * np.where(index.embedded, apart, LOWEST)
     elif usual is not None:
-        numbers = numbers + UNKNOWN
+        numbers = numbers + UNKNOWN + ALONE * about * (found.share - 0.5)
     today = now.astimezone(UTC).date()
     # "Before March" leaves most records of a long memory, so it says little about any of them.
     if past := [when for when in parse_date_ranges(question, today) if date.min < when.first and when.last < today]:

@@ -326,6 +326,7 @@ def test_documents_below_the_score_threshold_are_left_out(style: str) -> None:
 POINTS = {
     "NEARNESS": ("wordllama", "shown"),
     "UNKNOWN": (WORDS_ONLY, "shown"),
+    "ALONE": (WORDS_ONLY, "shown"),
     "SPEAKER": ("wordllama", "answered"),
     "ONESELF": ("wordllama", "answered"),
     "ACQUAINTANCE": (WORDS_ONLY, "answered"),

@@ -188,7 +188,7 @@ MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
-LEAST, SURE = 0.05, 0.9  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
+LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
 Keep: TypeAlias = Callable[[IndexRecord], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
@@ -274,7 +274,7 @@ async def recall(
 
 
 def _share(floor: float | None, best: float) -> float:
-    """Return the share of `max_tokens` to fill: 0 below the floor, 0.05 at it, rising to all of it 0.9 above."""
+    """Return the share of `max_tokens` to fill: 0 below the floor, 0.05 at it, rising to all of it 0.97 above."""
     if floor is None:
         return 1.0
     return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
