@@ -57,8 +57,8 @@ class VectorMemory(DerivedMemory):
         floor: How related a question must be to a record before anything is recalled. The unit is a word that no other
             record has. `"auto"` is 1: one such word in common, or a speaker or a known name in the question, less what
             the vectors have against it; or a vector far nearer than the user's own records usually are to each other,
-            which is measured for each user and embedder. Just above the floor one record is shown, 0.97 above it as many
-            as fit. None or 0 recalls on any question, as `Ranking.generative_agents()` does unless a number is given.
+            which is measured for each user and embedder. Just above the floor one record is shown, 0.97 above it all
+            that fit. None or 0 recalls on any question, as `Ranking.generative_agents()` does unless a number is given.
             `search` has no floor. With another vector store only words, names and dates count: its similarities have a
             scale of their own.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
