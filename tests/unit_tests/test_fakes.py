@@ -121,3 +121,21 @@ def test_in_a_chain() -> None:
     chat.invoke("Hey there! I'm Nemo.", session("s1"))
     assert chat.invoke("What's my name?", session("s1")).text == "You told me: Hey there! I'm Nemo."
     assert chat.invoke("What's my name?", session("s2")).text == "You have not told me that."
+
+
+def test_a_note_is_answered_with_the_line_that_fits_best() -> None:
+    """Not with the whole note, and not with what a model said."""
+    note = "Records follow.\n<records>\n- 2026-01-02:\n> human: I live in Perth.\n> ai: You live in Perth!\n</records>"
+    answer = FakeChatModel().invoke([HumanMessage(note), HumanMessage("Where do I live?")])
+    assert answer.text == "You told me: I live in Perth."
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_cost_is_filed_under_the_model_that_the_answer_names(trace: bool) -> None:
+    """With a stored trace and without one."""
+    cost = {"input_tokens": 20, "output_tokens": 2, "total_tokens": 22}
+    answer = AIMessage("Noted.", usage_metadata=cost, response_metadata={"model_name": "tiny-1"})
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    chat = create_runnable_with_message_history(FakeChatModel(responses=[answer]), histories, trace=trace)
+    chat.invoke("Hi", session("s1", user_id="u1"))
+    assert [*histories.usage("u1")] == ["tiny-1"]

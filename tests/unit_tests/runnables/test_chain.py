@@ -18,10 +18,13 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from langchain_memkit import (
+    EntityMemory,
     InMemoryChatMessageHistory,
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     create_runnable_with_message_history,
+    create_trim_preprocessor,
 )
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, StaleTurnError, UnsupportedOutputError
 from langchain_memkit.testing import FakeChatModel
@@ -655,3 +658,15 @@ def test_langgraph_stores_each_message_once(histories: Any, mode: str) -> None:
     assert [m.type for m in stored] == ["human", "ai", "tool", "ai"] * 2
     assert stored[-1].text == "You told me: My name is Nemo."
     assert len(list(histories("s1").iter_turns())) == 2
+
+
+def test_what_is_no_memory_is_refused_when_the_chain_is_built(histories: Any) -> None:
+    """A preprocessor among the memories, and a store in place of an extractor, are told by what they are."""
+    with pytest.raises(ConfigurationError, match=r"memories\[0\] is a preprocessor: give it as preprocessor="):
+        create_runnable_with_message_history(
+            FakeChatModel(), histories, memories=[create_trim_preprocessor(max_tokens=99)]
+        )
+    store: Any = SQLiteKeyValueStore(":memory:")
+    with pytest.raises(ConfigurationError, match=r"extractor must be a function .* not SQLiteKeyValueStore"):
+        EntityMemory.factory(store)
+    store.close()
