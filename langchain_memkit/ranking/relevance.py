@@ -44,6 +44,13 @@ WITHIN = re.compile(r"(?<=[\w,;:]) [\"'(]?([^\W\d_][\w']*)")  # a word that does
 NO_NAMES = frozenset(tokenize(" ".join([*MONTHS, *DAYS, *NUMBERS, "i'm i've i'd i'll ok"])))
 
 
+def is_about_user(question: str) -> bool:
+    """Return whether a question is about the user, or about what was said: "my", "did we", "you told me"."""
+    language = language_of(question)
+    own = OWN if language == "english" else ME[language]
+    return bool(YOU.search(question) or own.search(ADVICE.sub("", TEXT.sub("", question))))
+
+
 def relevance_to(
     index: Index, question: str, now: datetime, asked: AddressedSpeakers, found: BM25Matches, near: Doubles | None
 ) -> Doubles:
@@ -75,9 +82,7 @@ def relevance_to(
     is not known.
     """
     question = question[:READ].replace("\u2019", "'")
-    language = language_of(question)
-    own = OWN if language == "english" else ME[language]
-    about = bool(YOU.search(question) or own.search(ADVICE.sub("", TEXT.sub("", question))))
+    language, about = language_of(question), is_about_user(question)
     # No scale where the embedder does not read the language of the records.
     usual = None if near is not None and index.vector_trust < 1 else index.usual
     numbers = found.held
