@@ -25,12 +25,19 @@ from langchain_memkit.ranking.speakers import AddressedSpeakers, addressed_speak
 from langchain_memkit.ranking.tokenize import tokenize
 
 FACTS = tomllib.loads(files("langchain_memkit.ranking").joinpath("facts.toml").read_text("utf-8"))
-ASKED, TOLD = ({kind: frozenset(tokenize(" ".join(pair[:n]))) for kind, pair in FACTS["told"].items()} for n in (1, 2))
+ASKED, TOLD = (
+    {kind: frozenset(tokenize(" ".join(words[name] for name in names))) for kind, words in FACTS["kinds"].items()}
+    for names in (["asked"], ["asked", "told"])
+)
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
-KINDS = {stem: [kind for kind in ASKED if stem in ASKED[kind]] for stem in frozenset().union(*ASKED.values())}
 SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b)", re.IGNORECASE)
 TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?\W*$", re.IGNORECASE)
-CHANGE = re.compile(rf"\b(?:{FACTS['change']})\b", re.IGNORECASE)
+# Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
+ALL = re.compile(
+    r"\bhow many\b|^\W*list\b|\b(?:which|what) (?:\w+ )?\w+[^s\W]s (?:have|had|did|do|are|can|can't|must|am|i|we)\b"
+    r"|\b(?:did|had|was|were|used? to|before|ever)\b|\bha(?:ve|s) (?:i|we|my \w+)\b(?! got\b)",
+    re.IGNORECASE,
+)
 
 
 def min_max_scale(values: Doubles, most: int | None = None, known: Flags | None = None) -> Doubles:
@@ -177,7 +184,6 @@ class Ranked(NamedTuple):
     # messages of others that share no word with it are left out.
     shown: tuple[int, ...] = ()
     relation: float = 0.0  # how related the question is to the record (`relevance_to`); comparable between questions
-    near: float = 0.0  # cosine of the record to the question, or its similarity from a third-party store; 0 if unknown
 
 
 class RankedRecords(NamedTuple):
@@ -229,8 +235,7 @@ def best_first(
     def ranked(i: int) -> Ranked:
         entry, row = view.entries[i], parts[:, i].tolist()
         shown = _shown(int(view.first[i]), len(entry.said), worth)
-        scored = dict(zip(PARTS, row, strict=True))
-        return Ranked(entry, sum(row), scored, shown, float(related[i]), float(near[i]) if ranking.relevance else 0.0)
+        return Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), shown, float(related[i]))
 
     most = next(_best(view, np.where(likely, related, -np.inf), question.now, 1, keep), None)
     if most is None:
@@ -308,40 +313,41 @@ def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
     return tuple(j for j in range(size) if flags[j]) if 1 in flags and 0 in flags else tuple(range(size))
 
 
-class Statement(NamedTuple):
-    """A record with what it tells: its sentences that are neither questions nor tasks, or all of a text without any."""
-
-    ranked: Ranked
-    text: str
-    told: float  # from 0 to 1: how much it says of the kind of fact that the question asks for
-
-
-def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[Statement]:
+def statements_first(
+    question: str, records: Sequence[Ranked], texts: Sequence[str]
+) -> Iterator[tuple[int, str, float]]:
     """Order records by what they tell about a question, for a note with little room: a change before what it changed.
 
     The question and the newest answer to it often share no word ("Where do I live?", "We got the keys to a flat"). So
-    beside the question's words and vector these count: whether a record tells anything at all, words with which one
-    tells of such a fact (facts.toml), words that it shares with an earlier record that fits the question, and words
-    that speak of a change. The weights are round and were chosen on 50 pairs of statements. Reads English.
+    these count beside the question's words and vector: whether a record states anything, words with which one tells of
+    such a fact (facts.toml), and, after the best statement, words in common with it. Questions about the past, or about
+    all there is, mostly keep the order in which the records were found. The weights are round and were chosen on 100
+    pairs of statements. Reads English.
 
     Args:
         question: The question.
         records: What was found for it.
         texts: For each record, the words of whoever is asked about.
 
+    Yields:
+        The index of each record, best first; its sentences that are neither questions nor tasks, or all its text if it
+        has none; and from 0 to 1 how much it tells of the kind of fact that is asked for.
+
     Example:
         >>> from langchain_core.documents import Document
         >>> from langchain_memkit.ranking.records import index_record_of
         >>> texts = ["How do I boil an egg?", "We got the keys to a flat in Perth. Any tips?"]
-        >>> found = [Ranked(index_record_of(Document(text, id=text)), 0.0, {}) for text in texts]
-        >>> [statement.text for statement in statements_first("Where do I live?", found, texts)]
+        >>> entries = [index_record_of(Document(text, id=text)) for text in texts]
+        >>> found = [Ranked(entry, 0.0, {"relevance": 0.0}) for entry in entries]
+        >>> [text for _, text, _ in statements_first("Where do I live?", found, texts)]
         ['We got the keys to a flat in Perth.', 'How do I boil an egg?']
     """
     if not records:
-        return []
+        return
     words = set(tokenize(question))
     hints: dict[str, float] = {}
-    for kinds in filter(None, map(KINDS.get, words)):
+    for word in words:
+        kinds = [kind for kind, asked in ASKED.items() if word in asked]
         for stem in set().union(*(TOLD[kind] for kind in kinds)) - words:
             hints[stem] = max(hints.get(stem, 0.0), 1 / len(kinds) / COMMON[stem] ** 0.5)
     stated = [" ".join(part for part in SENTENCE.split(text) if not TASK.search(part)).strip() for text in texts]
@@ -350,24 +356,19 @@ def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[s
     rare = dict(zip(number, idf([*number.values()], len(stems)).tolist(), strict=True))
     most = float(idf(1, len(stems)))
     states = np.array([bool(text) for text in stated], float)
-    lexical = np.array([sum(rare[stem] for stem in words & own) for own in stems])
     told = np.array([sum(rare[stem] * hints[stem] for stem in hints.keys() & own) for own in stems])
     told = states * np.minimum(told / most, 2) / 2
-    near = np.array([found.near for found in records])
-    score = lexical / (sum(rare.get(word, most) for word in words) or 1) + told + states
-    score += (near - near.mean()) / (6 * (near.std() or 1))
-    # A question about others' affairs is answered by what was found for it; one's own change most.
-    score += (0 if is_about_user(question) else 2) * min_max_scale(np.array([found.score for found in records]))
-    changed = np.array([bool(CHANGE.search(text)) for text in stated], float)
-    # Later records gain from the ten best so far, by the words in common: the older statement is a second question.
-    best = np.argsort(-score, kind="stable")[:10].tolist()
-    weights = np.exp((score[best] - score.max()) / 0.2)
-    sizes = np.array([sum(rare[stem] ** 2 for stem in own) ** 0.5 or 1 for own in stems])
-    times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
-    shared = np.zeros(len(records))
-    for i, weight in zip(best, weights / weights.sum(), strict=True):
-        common = np.array([sum(rare[stem] ** 2 for stem in own & stems[i]) for own in stems])
-        shared += weight * common / (sizes[i] * sizes) * (times > times[i])
-    score += states * shared * (1 + changed) + 0.2 * changed
-    order = np.argsort(-score, kind="stable").tolist()
-    return [Statement(records[i], stated[i] or texts[i], float(told[i])) for i in order]
+    score = np.array([sum(rare[stem] for stem in words & own) for own in stems])
+    score = score / (sum(rare.get(word, most) for word in words) or 1) + told + states
+    score += 1.5 * np.array([found.parts["relevance"] for found in records])
+    whole = ALL.search(question) is not None
+    if whole or not is_about_user(question):
+        score += 2 * min_max_scale(np.array([found.score for found in records]))
+    if not whole:
+        best = int(score.argmax())
+        sizes = np.array([sum(rare[stem] ** 2 for stem in own) ** 0.5 or 1 for own in stems])
+        common = np.array([sum(rare[stem] ** 2 for stem in own & stems[best]) for own in stems])
+        times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
+        score += 2 * states * common / (sizes * sizes[best]) * (times > times[best])
+    for i in np.argsort(-score, kind="stable").tolist():
+        yield i, stated[i] or texts[i], float(told[i])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from langchain_memkit.memories.vector.adapter import VectorStoreAdapter, index_o
 from langchain_memkit.memories.vector.core import VectorMemoryConfig
 from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
 from langchain_memkit.messages.notes import ROUNDS, NoteParts, Record, note_message, note_parts, render_note_parts
-from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
+from langchain_memkit.messages.text import QUESTION, printable, printable_html, quote_lines, truncate_with_warning
 from langchain_memkit.messages.tokens import count_text, count_tokens
 from langchain_memkit.ranking.index import Index, IndexRecord
 from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, best_first, statements_first
@@ -190,7 +190,7 @@ FEW = 8  # records per batch where the texts come with the index
 MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
-BRIEF = 72  # tokens of a note; one with fewer holds single sentences, since its frame alone would take half of them
+BRIEF = 72  # tokens; a note with fewer holds single sentences, since its frame alone would take half of them
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
@@ -225,16 +225,15 @@ async def recall(
     headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
     brief = core.max_tokens <= BRIEF and core.reranker is None and language_of(text) == "english"
-    # Without a heading, which single sentences have not, the frame is shorter.
     room = core.max_tokens - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
     misses = 0
     ranked, count, best = await _ranked(core, user_id, text, keep, fetched, None if brief else core.floor)
     share = _share(core.floor, best)
-    quotes: dict[str, dict[str, Any]] = {}
+    quoted: Iterator[Any] = iter(())
     if brief and (share or (is_about_user(text) and not DO.search(text))):
-        ranked, quotes, tells = await _quotes(core, user_id, text, [*ranked])
-        # The floor measures words in common, and the newer statement often has none.
+        quoted, tells = await _statements(core, user_id, text, [*ranked], seen)
+        # The floor measures words in common, of which the newer statement often has none.
         share = float(share > 0 or tells)
     if remarks is not None and count and share < 1:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
@@ -250,12 +249,9 @@ async def recall(
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     full = False
-    while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
-        for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
+    while not full and (some := list(islice(quoted if brief else ranked, BATCH if reads else FEW))):
+        for found, rerank, document, notes in some if brief else await _fetched(core, user_id, some, seen):
             record, parts = note_record_of(found, rerank, document, len(chosen), notes)
-            if brief:
-                record = replace(record, **quotes[found.entry.id])
-                parts = note_parts(record)
             heading, quote, session = parts
             told = quote if brief or (session and (heading, session) in headed) else f"{heading}\n{quote}"
             cost = count_text(f"{told}\n", core.counter) - message
@@ -287,33 +283,35 @@ async def recall(
     return [note]
 
 
-async def _quotes(
-    core: VectorMemoryConfig, user_id: str, question: str, ranked: list[Found]
-) -> tuple[Iterator[Found], dict[str, dict[str, Any]], bool]:
-    """Put first what tells something about the question (`statements_first`).
+async def _statements(
+    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found], seen: set[str]
+) -> tuple[Iterator[Any], bool]:
+    """Fetch the texts of ranked records as `_fetched` does, in the order of `statements_first`, each to be one line.
 
-    Returns the records, what to quote of each, by id, and whether any tells of the kind of fact that is asked for.
+    Returns also whether any of them tells of the kind of fact that is asked for.
     """
     role = "ai" if YOU.search(question) else "human"
-    quotes: dict[str, dict[str, Any]] = {}
-    texts: list[str] = []
-    pairs = [(found, document) for found, _, document, _ in await _fetched(core, user_id, ranked, set())]
-    for found, document in pairs:
-        lines = lines_of_document(document)
-        # Whoever is named, else the user, or the model if the question is about what it said.
-        named = [lines[i] for i in found.shown if i < len(lines)] if len(found.shown) < len(lines) else lines
-        said = [line for line in named if named is not lines or line.role == role] or named
-        texts.append(" ".join(line.text for line in said) or document.page_content)
-        first = said[0] if said else RoundLine("human", "", "", "", False)
-        quotes[found.entry.id] = {"role": first.speaker, "message": first.message}
-    statements = await cpu_bound(
-        lambda: statements_first(question, [found for found, _ in pairs], texts), long=len(pairs) > FEW
-    )
-    for statement in statements:
-        known = quotes[statement.ranked.entry.id]
-        known |= {"text": statement.text, "parts": ((known.pop("message"), statement.text),)}
-    in_order: list[Found] = [(statement.ranked, None) for statement in statements]
-    return iter(in_order), quotes, any(statement.told for statement in statements)
+    fetched = list(await _fetched(core, user_id, ranked, seen))
+    lines = []
+    for found, _, document, _ in fetched:
+        shown, text = _shown(found, document)
+        # What whoever is named said; else the user, or the model if the question is about its words.
+        if len(shown) == len(found.entry.said):
+            shown = [line for line in shown if line.role == role] or shown
+        lines.append(shown or [RoundLine("human", "", text, "", False)])
+    texts = [" ".join(line.text for line in said) for said in lines]
+    order = list(statements_first(question, [found for found, *_ in fetched], texts))
+
+    def quoted() -> Iterator[Any]:
+        for i, text, _ in order:
+            (found, rerank, document, _), line = fetched[i], lines[i][0]
+            date = found.entry.at.date().isoformat() if found.entry.at else ""
+            who = "" if line.speaker == "human" else line.speaker
+            told = " ".join(f"{date} {who}".split())
+            quote = quote_lines(" ".join(f"{told}: {text}".split()))
+            yield found, rerank, document, {found.shown: (text, ((line.message, text),), ("", quote, ""))}
+
+    return quoted(), any(told for *_, told in order)
 
 
 def _share(floor: float | None, best: float) -> float:
