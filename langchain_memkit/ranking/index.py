@@ -37,9 +37,10 @@ GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate i
 ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
 LEAST = 0.01  # standard deviation below which it is useless
 ENOUGH = 64  # records with vectors; fewer do not tell whether the embedder reads their language
-# Vectors count in full where the mean cosine is low; else they count nothing up to the first correlation of cosine and
-# shared words, and in full from the second. Texts about many things share few words, so that alone does not tell.
-APART, BLIND, READS = 0.45, 0.18, 0.25
+# Correlation of cosine and shared words up to which the vectors count nothing, and from which they count in full. Less
+# is enough if the mean cosine is at most APART: then an embedder tells texts apart, and texts about many things share
+# few words.
+APART, BLIND, READS = 0.45, (0.03, 0.18), (0.06, 0.25)
 NEARLY = 1e-6  # tolerance for the squared length of a vector that counts as normalized
 
 
@@ -229,10 +230,11 @@ class Index:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
         usual = UsualSimilarity(float(found.mean()), float(found.std()))
-        if len(rows) >= ENOUGH and usual.mean > APART:
+        if len(rows) >= ENOUGH:
             with np.errstate(invalid="ignore", divide="ignore"):  # all equal
                 alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
-            self._trust = float(np.nan_to_num(np.clip((alike - BLIND) / (READS - BLIND), 0, 1), nan=1.0))
+            blind, reads = BLIND[usual.mean > APART], READS[usual.mean > APART]
+            self._trust = float(np.nan_to_num(np.clip((alike - blind) / (reads - blind), 0, 1), nan=1.0))
         if usual.mean >= ALIKE or usual.deviation <= LEAST:
             return None
         self._seen = (self.count, usual)
@@ -242,8 +244,8 @@ class Index:
     def vector_trust(self) -> float:
         """Factor from 0 to 1 of the vectors' weight: whether the embedder reads the language of the user's texts.
 
-        Where it does not, all texts are similar to it, and those that share words hardly more than others. 1 for fewer
-        than 64 records with vectors. Estimated with `usual`.
+        Where it does, texts that share words are more similar than others. 1 for fewer than 64 records with vectors.
+        Estimated with `usual`.
         """
         _ = self.usual
         return self._trust

@@ -307,8 +307,8 @@ async def _statements(
             (found, rerank, document, _), line = fetched[i], lines[i][0]
             date = found.entry.at.date().isoformat() if found.entry.at else ""
             who = "" if line.speaker == "human" else line.speaker
-            told = " ".join(f"{date} {who}".split())
-            quote = quote_lines(" ".join(f"{told}: {text}".split()))
+            head = " ".join(filter(None, (date, who)))
+            quote = quote_lines(" ".join(f"{head}: {text}".removeprefix(": ").split()))
             yield found, rerank, document, {found.shown: (text, ((line.message, text),), ("", quote, ""))}
 
     return quoted(), any(told for *_, told in order)

@@ -278,20 +278,27 @@ def test_vectors_outlast_growth() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "count", "expected"),
-    [("words", 80, 1.0), ("noise", 80, 0.0), ("noise", 63, 1.0), ("apart", 80, 1.0), ("same", 80, 1.0)],
+    [
+        ("words", 80, 1.0),
+        ("noise", 80, 0.0),
+        ("noise", 63, 1.0),
+        ("far apart", 80, 1.0),
+        ("similar", 80, 0.0),
+        ("same", 80, 1.0),
+    ],
 )
 def test_trust_in_vectors(kind: str, count: int, expected: float) -> None:
-    """Similar vectors that say nothing about shared words count nothing; few records, or equal vectors, decide nothing.
+    """Vectors that say nothing about shared words count nothing; few records, or equal vectors, decide nothing.
 
-    Nor do vectors that are far apart: of short texts about many things, those that share a word share little else.
+    Vectors that say little about them count in full if they are far apart, and nothing if all are similar.
     """
     chance = np.random.default_rng(7)
     meaning = {word: chance.normal(size=64) for word in ("tea", "sea", "cat", "dog", "sun", "hat", "pen", "map")}
     index = Index()
     for i in range(count):
         words = chance.choice([*meaning], 3, replace=False).tolist()
-        noise = chance.normal(size=64)
-        vectors = {"words": 3 + sum(meaning[word] for word in words), "noise": 1.2 + noise, "apart": noise}
-        vectors["same"] = np.ones(64)
+        noise, meant = chance.normal(size=64), sum(meaning[word] for word in words)
+        vectors = {"words": meant, "noise": noise, "same": np.ones(64)}
+        vectors |= {"far apart": meant + 5 * noise, "similar": meant + 5 * noise + 8}
         index.add(index_record_of(Document(" ".join(words), id=str(i))), vectors[kind])
     assert index.vector_trust == expected

@@ -1,0 +1,152 @@
+"""Where the newer of two statements stands when something has changed: in a note of 64 tokens of `VectorMemory`.
+
+    python -m benchmarks.changes [--embeddings minilm] [--tokens 64] [--misses]
+
+texts/changes.json holds people who tell an assistant about themselves for a year, each with 10 pairs of statements of
+which the newer changes the older, with a question that both answer and the newer one answers rightly; 10 look-alikes,
+of which the question needs the older one, or both; and 60 everyday requests. Each has a key: the words without which
+the statement does not answer the question. Three sets, a hundred pairs and a hundred look-alikes each:
+
+- `seen`: whoever made the rules and weights looked at these.
+- `unseen`: by another writer, asked for the same ("neither made easy nor made hard"); measured once the rules stood.
+- `reworded`: by a third writer, who was asked for questions that share hardly a word with either statement, half of
+  the time; the words of `ranking/facts.toml` were written by somebody who had seen half of it.
+
+`newer` is the share of pairs whose newer statement stands in the note with its key, `right` that of the look-alikes of
+which all that is needed does, `kept` the share of their needed statements that stand in a note in the order in which
+the records were found, and still do. That order, in the same frame and as single sentences, is the second row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage, HumanMessage
+
+from benchmarks.common import TEXTS, console
+from benchmarks.recall_floors import WORDS_ONLY, shared_embedder
+from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit.memories.vector import recalling
+from langchain_memkit.ranking.ranking import Ranked, Ranking, statements_first
+
+TOKENS = 64
+BEGIN = datetime(2024, 1, 1, 9, tzinfo=UTC)
+TODAY = datetime(2025, 1, 2, 9, tzinfo=UTC)
+REPLIES = (
+    "Noted.",
+    "Good to know.",
+    "Thanks for telling me.",
+    "Got it.",
+    "I see.",
+    "Understood!",
+    "All right.",
+    "Nice.",
+)
+SETS = ("seen", "unseen", "reworded")
+Person = dict[str, Any]
+
+
+def people(name: str) -> list[Person]:
+    """The people of a set."""
+    found: list[Person] = json.loads((TEXTS / "changes.json").read_text(encoding="utf-8"))[name]
+    return found
+
+
+def told(person: Person, chance: random.Random) -> Iterator[tuple[datetime, str]]:
+    """What a person says in a year: older statements in its first half, newer ones in its second, among requests."""
+    items = [*person["pairs"], *person["look_alikes"]]
+    fillers = chance.sample(person["fillers"], len(person["fillers"]))
+    half = len(fillers) // 2
+    for number, (name, others) in enumerate((("older", fillers[:half]), ("newer", fillers[half:]))):
+        texts = [*(item[name] for item in items), *others]
+        chance.shuffle(texts)
+        for place, text in enumerate(texts):
+            yield BEGIN + timedelta(days=182.5 * (number + place / len(texts))), text
+
+
+def stands(item: Person, name: str, note: str) -> bool:
+    """Whether a line of a note quotes a statement (`older` or `newer`) with its key."""
+    said, key = " ".join(item[name].split()), item[f"{name}_key"].casefold()
+    for line in note.splitlines():
+        quote = line.removeprefix("> ").partition(": ")[2]
+        parts = [quote, *quote.split(". "), *quote.split("! "), *quote.split("? ")]
+        if key in line.casefold() and any(len(part) > 8 and part.rstrip(".!?") in said for part in parts):
+            return True
+    return False
+
+
+def found_order(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> Iterator[tuple[int, str, float]]:
+    """The sentences of `statements_first`, in the order in which the records were found."""
+    return iter(sorted(statements_first(question, records, texts)))
+
+
+def measured(some: Sequence[Person], embedder: str, tokens: int = TOKENS, misses: bool = False) -> dict[str, float]:
+    """The figures of a set: for both orders `newer` and `right`, and `kept`; how often search finds both early."""
+    newer, right, kept, first = [0, 0], [0, 0], [0, 0], 0
+    pairs = sum(len(person["pairs"]) for person in some)
+    look_alikes = sum(len(person["look_alikes"]) for person in some)
+    words_only = embedder == WORDS_ONLY
+    embeddings = DeterministicFakeEmbedding(size=8) if words_only else shared_embedder(embedder)
+    ranking = Ranking(relevance=0.0) if words_only else Ranking()
+    for number, person in enumerate(some):
+        with closing(SQLiteVectorStore(":memory:", embeddings)) as store:
+            chance = random.Random(number)
+            clock = [BEGIN]
+            past = VectorMemory(store, "past", user_id="u1", now=partial(clock.__getitem__, 0))
+            for clock[0], text in told(person, chance):
+                past.save([HumanMessage(text), AIMessage(chance.choice(REPLIES))])
+            today = VectorMemory(store, "s", user_id="u1", max_tokens=tokens, ranking=ranking, now=lambda: TODAY)
+            for pair in person["pairs"]:
+                hits = [hit.text for hit in today.search(pair["question"], k=3)]
+                first += all(any(pair[name] in hit for hit in hits) for name in ("older", "newer"))
+            for item in [*person["pairs"], *person["look_alikes"]]:
+                notes = [_note(today, item["question"])]
+                with patch.object(recalling, "statements_first", found_order):
+                    notes.append(_note(today, item["question"]))
+                if "needs" in item:
+                    needed = ("older", "newer") if item["needs"] == "both" else ("older",)
+                    held = [[stands(item, name, note) for name in needed] for note in notes]
+                    right = [count + all(row) for count, row in zip(right, held, strict=True)]
+                    kept = [kept[0] + sum(a and b for a, b in zip(*held, strict=True)), kept[1] + sum(held[1])]
+                else:
+                    held = [[stands(item, "newer", note)] for note in notes]
+                    newer = [count + row[0] for count, row in zip(newer, held, strict=True)]
+                if misses and not all(held[0]):
+                    console.print(f"\n{item['question']}\n  {item['older']}\n  {item['newer']}\n{notes[0]}")
+    return {
+        "newer": newer[0] / pairs,
+        "newer, in the order found": newer[1] / pairs,
+        "right": right[0] / look_alikes,
+        "right, in the order found": right[1] / look_alikes,
+        "kept": kept[0] / max(1, kept[1]),
+        "both in the first 3 hits": first / pairs,
+    }
+
+
+def _note(memory: VectorMemory, question: str) -> str:
+    return "".join(note.text for note in memory.load(question))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a note")
+    parser.add_argument("--misses", action="store_true", help="print the notes that lack something")
+    options = parser.parse_args()
+    for name in SETS:
+        for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
+            row = measured(people(name), embedder, options.tokens, options.misses)
+            console.print(f"{name}, {embedder}: {', '.join(f'{key} {value:.3f}' for key, value in row.items())}")
+
+
+if __name__ == "__main__":
+    main()
