@@ -84,9 +84,9 @@ def stands(item: Person, name: str, note: str) -> bool:
     return False
 
 
-def found_order(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> Iterator[tuple[int, str, float]]:
+def found_order(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[tuple[int, str, float]]:
     """The sentences of `statements_first`, in the order in which the records were found."""
-    return iter(sorted(statements_first(question, records, texts)))
+    return sorted(statements_first(question, records, texts))
 
 
 def measured(some: Sequence[Person], embedder: str, tokens: int = TOKENS, misses: bool = False) -> dict[str, float]:

@@ -31,7 +31,7 @@ ASKED, TOLD = (
 )
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
 SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b)", re.IGNORECASE)
-TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?\W*$", re.IGNORECASE)
+TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?[\s\"')\]]*$", re.IGNORECASE)
 # Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
 ALL = re.compile(
     r"\bhow many\b|^\W*list\b|\b(?:which|what) (?:\w+ )?\w+[^s\W]s (?:have|had|did|do|are|can|can't|must|am|i|we)\b"
@@ -313,9 +313,7 @@ def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
     return tuple(j for j in range(size) if flags[j]) if 1 in flags and 0 in flags else tuple(range(size))
 
 
-def statements_first(
-    question: str, records: Sequence[Ranked], texts: Sequence[str]
-) -> Iterator[tuple[int, str, float]]:
+def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[tuple[int, str, float]]:
     """Order records by what they tell about a question, for a note with little room: a change before what it changed.
 
     The question and the newest answer to it often share no word ("Where do I live?", "We got the keys to a flat"). So
@@ -329,7 +327,7 @@ def statements_first(
         records: What was found for it.
         texts: For each record, the words of whoever is asked about.
 
-    Yields:
+    Returns:
         The index of each record, best first; its sentences that are neither questions nor tasks, or all its text if it
         has none; and from 0 to 1 how much it tells of the kind of fact that is asked for.
 
@@ -343,7 +341,7 @@ def statements_first(
         ['We got the keys to a flat in Perth.', 'How do I boil an egg?']
     """
     if not records:
-        return
+        return []
     words = set(tokenize(question))
     hints: dict[str, float] = {}
     for word in words:
@@ -370,5 +368,5 @@ def statements_first(
         common = np.array([sum(rare[stem] ** 2 for stem in own & stems[best]) for own in stems])
         times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
         score += 2 * states * common / (sizes * sizes[best]) * (times > times[best])
-    for i in np.argsort(-score, kind="stable").tolist():
-        yield i, stated[i] or texts[i], float(told[i])
+    order = np.argsort(-score, kind="stable").tolist()
+    return [(i, stated[i] or texts[i], float(told[i])) for i in order]

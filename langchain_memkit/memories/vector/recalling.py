@@ -300,7 +300,8 @@ async def _statements(
             shown = [line for line in shown if line.role == role] or shown
         lines.append(shown or [RoundLine("human", "", text, "", False)])
     texts = [" ".join(line.text for line in said) for said in lines]
-    order = list(statements_first(question, [found for found, *_ in fetched], texts))
+    records = [found for found, *_ in fetched]
+    order = await cpu_bound(lambda: statements_first(question, records, texts), long=len(records) > FEW)
 
     def quoted() -> Iterator[Any]:
         for i, text, _ in order:
