@@ -176,9 +176,8 @@ def _inferred(
     if alone is not None and alone not in texts and alone in rest:  # a template that may be able to render messages
         return Wiring()
     if not (past or assigned) and (questions or not places):
-        raise ConfigurationError(
-            f"{takes}, and has no place for the past before the question. {_make_place(None, None, places)}"
-        )
+        way = _make_place(None, None, places)
+        raise ConfigurationError(f"{takes}, and has no place for the past before the question. {way}")
     if len(places) == 1 and not questions:
         key = places[0]
         way = f"Give input_messages_key={key!r} if it takes the past and the new input, or history_messages_key={key!r}"

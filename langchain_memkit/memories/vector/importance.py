@@ -149,6 +149,5 @@ def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int =
         (8.0, [8.0, 8.0])
     """
     if "{memory}" not in prompt:
-        msg = "prompt must be a str with {memory} where the memory is to stand"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("prompt must be a str with {memory} where the memory is to stand")
     return ModelImportance(coerce_to_runnable(llm), prompt, check_size(batch_size, "batch_size", 1))

@@ -136,8 +136,7 @@ class VectorMemory(DerivedMemory):
             raise ConfigurationError(msg)
         if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
             kind = base.describe_type(compressor, BaseDocumentCompressor)
-            msg = f"reranker must be a LangChain document compressor, not {kind}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"reranker must be a LangChain document compressor, not {kind}")
         weights = ranking or Ranking()
         self._core = VectorMemoryConfig(
             store=given if isinstance(given, RecordVectorStore) else VectorStoreAdapter(given, filter_builder),
