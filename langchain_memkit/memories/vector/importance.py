@@ -39,14 +39,11 @@ FIGURE = re.compile(r"[0-9]+")
 NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+")  # a capital inside a sentence
 # Only in lines of people: the "I" of a model or a tool says nothing about a person.
 FIRST_PERSON = re.compile(r"^(?!ai: |tool: ).*\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b", re.MULTILINE)
-MOVING = frozenset(
-    tokenize(
-        "accident afraid allergic angry anxious ashamed baby birthday born cancer cried cry dead death depressed "
-        "diagnosed die died divorce dream engaged excited exam fear fired funeral graduated grateful happy hate hired "
-        "hope hospital hurt ill jealous job lonely lost love married miss nervous pregnant promise proud sad scared "
-        "secret sick sorry surgery terrified wedding worried"
-    )
-)
+TOUCHING = """accident afraid allergic angry anxious ashamed baby birthday born cancer cried cry dead death depressed
+    diagnosed die died divorce dream engaged excited exam fear fired funeral graduated grateful happy hate hired
+    hope hospital hurt ill jealous job lonely lost love married miss nervous pregnant promise proud sad scared
+    secret sick sorry surgery terrified wedding worried"""
+MOVING = frozenset(tokenize(TOUCHING))
 
 
 def plain_importance(text: str) -> float:
