@@ -143,9 +143,8 @@ async def undo_if_deleted(memories: Collection[Memory], turn: SavedTurn, history
     Memories whose save would itself have been refused in that case (`save_was_checked`) are skipped; if only such
     memories are left, nothing is queried. Messages without ids cannot be looked up.
     """
-    able = _forgetting(memories)
     # Their own write has already checked that the session still exists, which saves the query below.
-    able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
+    able = [memory for memory in _forgetting(memories) if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids") and not await stored_ids(history, ids):
         await call_all(able, "forget_messages", ids)

@@ -103,10 +103,8 @@ class ModelImportance:
         llm, config = self._llm, internal_call("rate_importance", "importance")
         config["max_concurrency"] = self._batch_size
         asked: Any = [[HumanMessage(self._prompt.replace("{memory}", quote_lines(text[:READ])))] for text in texts]
-        answers: list[Any] = await Step(
-            partial(llm.batch, asked, config, return_exceptions=True),
-            partial(llm.abatch, asked, config, return_exceptions=True),
-        )
+        rate = partial(llm.batch, asked, config, return_exceptions=True)
+        answers: list[Any] = await Step(rate, partial(llm.abatch, asked, config, return_exceptions=True))
         ratings = [_rating(answer) for answer in answers]
         # A rating must never fail the turn that is saved: whatever the model does, log it and use the middle.
         if unrated := sum(rating is None for rating in ratings):
