@@ -44,8 +44,7 @@ class ChatHistoryMemory(Memory):
 
     def __init__(self, history: Any, preprocessor: PreprocessorLike = None, *, read_only: bool = False) -> None:
         if not (hasattr(history, "add_messages") and hasattr(history, "clear")):
-            msg = f"history must be a LangChain chat history, not {type(history).__name__}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"history must be a LangChain chat history, not {type(history).__name__}")
         self.history = history
         self.preprocessor = None if preprocessor is None else coerce_to_runnable(preprocessor)
         self.session_id = getattr(history, "session_id", None)

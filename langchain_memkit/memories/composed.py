@@ -280,8 +280,7 @@ class ComposedMemory(Memory):
         on_load_error: fanout.OnLoadError = "report",
     ) -> None:
         if isinstance(primary, Source):
-            msg = "the primary takes no Source: its preprocessor, or its own max_tokens, limits it"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("the primary takes no Source: its preprocessor, or its own max_tokens, limits it")
         if max_tokens is not None:
             base.check_size(max_tokens, "max_tokens", 1)
         base.check_one_of(position, "position", ["before_input", "system"])

@@ -56,8 +56,7 @@ def bound_maker(maker: Callable[..., T], session_id: str, user_id: str | None) -
         return make
     parameters = inspect.signature(maker).parameters.values()
     if not any(p.name == "user_id" or p.kind is p.VAR_KEYWORD for p in parameters):
-        msg = f"{name_of(maker)} takes no user_id, so users would share what it makes"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name_of(maker)} takes no user_id, so users would share what it makes")
     return partial(make, user_id=check_id(user_id, "user_id"))
 
 
@@ -144,9 +143,8 @@ async def undo_if_deleted(memories: Collection[Memory], turn: SavedTurn, history
     Memories whose save would itself have been refused in that case (`save_was_checked`) are skipped; if only such
     memories are left, nothing is queried. Messages without ids cannot be looked up.
     """
-    able = _forgetting(memories)
     # Their own write has already checked that the session still exists, which saves the query below.
-    able = [memory for memory in able if not getattr(memory, "save_was_checked", False)]
+    able = [memory for memory in _forgetting(memories) if not getattr(memory, "save_was_checked", False)]
     ids = [message.id for message in turn if message.id]
     if able and ids and has_native(history, "astored_ids") and not await stored_ids(history, ids):
         await call_all(able, "forget_messages", ids)
@@ -200,8 +198,7 @@ class ForwardingFactory(ClosingMixin):
     async def _list_sessions(self, user_id: str | None) -> list[SessionInfo]:
         able = self._able("list_sessions")
         if not able:
-            msg = "none of the factories has list_sessions; that of the histories has"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("none of the factories has list_sessions; that of the histories has")
         lists = await call_all(able, "list_sessions", user_id)
         # In reverse, so that of a session in several memories the primary's record is kept, then that of the first
         # secondary.

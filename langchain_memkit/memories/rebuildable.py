@@ -115,8 +115,7 @@ async def read_transcript(
     """Return the whole history, oldest first; without `history` that of `get_session_history`."""
     if history is None:
         if get_session_history is None:
-            msg = "rebuild() needs the session's history, or a memory with get_session_history"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("rebuild() needs the session's history, or a memory with get_session_history")
         history = await history_of(get_session_history, session_id, user_id)
     if not has_native(history, "iter_turns"):
         return [Segment(await read_messages(history), None)]
@@ -166,8 +165,7 @@ M = TypeVar("M", bound="DerivedMemory")
 def check_writable(core: Any) -> None:
     """Raise `ConfigurationError` if the memory is read-only."""
     if core.read_only:
-        msg = "this memory is read-only"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("this memory is read-only")
 
 
 class DerivedMemory(Memory):
@@ -187,11 +185,10 @@ class DerivedMemory(Memory):
     def _bind(self, session_id: str, user_id: str | None) -> None:
         self.session_id = self._session = check_id(session_id, "session_id")
         if user_id is None:
-            msg = (
+            raise ConfigurationError(
                 f"{type(self).__name__} needs a user_id: what it remembers is of all sessions of one user. "
                 "In a chain it comes from the config: chain.invoke(..., session('s1', user_id='u1'))"
             )
-            raise ConfigurationError(msg)
         self.user_id = self._user = check_id(user_id, "user_id")
 
     def _for_session(self, session_id: str, user_id: str | None) -> Self:
@@ -328,8 +325,7 @@ class DerivedMemory(Memory):
     async def _forget_messages(self, ids: Collection[str]) -> int:
         check_writable(self._core)
         if isinstance(ids, str):
-            msg = "ids must be a list of str, not a str"
-            raise TypeError(msg)
+            raise TypeError("ids must be a list of str, not a str")
         return await self._delete_messages(ids)
 
     @abstractmethod

@@ -81,8 +81,7 @@ class RetrieverMemory(Memory):
 def record_of(document: object) -> Record:
     """Convert a document to a quoted record, with title, source and date where its metadata has them."""
     if not isinstance(document, Document):
-        msg = f"a retriever must return documents, not {type(document).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"a retriever must return documents, not {type(document).__name__}")
     known = document.metadata
     scores = (plain_score(known.get(key)) for key in ("relevance_score", "score"))
     score = next((score for score in scores if score is not None), None)

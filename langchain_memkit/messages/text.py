@@ -145,9 +145,8 @@ def without_records(text: str) -> str:
 def message_text(message: BaseMessage) -> str:
     """Return everything a message says as text: media by name, tool calls as calls."""
     content = message.content
-    calls: list[Any]
-    broken: list[Any]
-    calls, broken = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else ([], [])
+    calls: list[Any] = message.tool_calls if isinstance(message, AIMessage) else []
+    broken: list[Any] = message.invalid_tool_calls if isinstance(message, AIMessage) else []
     if type(content) is str and type(message) in PLAIN and not (calls or broken or message.additional_kwargs):
         return content  # as most that is said, in a fifth of the time
     parts = [str(message.text)] if message.text else []

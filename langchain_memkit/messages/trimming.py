@@ -29,8 +29,7 @@ def turn_starts(messages: Messages) -> list[int]:
         begin = i
         while begin > 0 and isinstance(messages[begin - 1], SystemMessage):
             begin -= 1
-        previous_is_input = begin > 0 and isinstance(messages[begin - 1], HumanMessage)
-        if begin > starts[-1] and not previous_is_input:
+        if begin > starts[-1] and not isinstance(messages[begin - 1], HumanMessage):
             starts.append(begin)
     return starts
 
@@ -78,9 +77,8 @@ def split_batch(messages: Messages, sizes: Sequence[int]) -> list[tuple[int, int
     if len(messages) <= MAX_BATCH_MESSAGES and sum(sizes) <= MAX_BATCH_BYTES:
         return [(0, len(messages))]
     ranges: list[tuple[int, int]] = []
-    starts = [*turn_starts(messages), len(messages)]
     begin, number, weight = 0, 0, 0
-    for start, end in pairwise(starts):
+    for start, end in pairwise([*turn_starts(messages), len(messages)]):
         turn_weight = sum(sizes[start:end])
         if number and (number + end - start > MAX_BATCH_MESSAGES or weight + turn_weight > MAX_BATCH_BYTES):
             ranges.append((begin, start))

@@ -266,8 +266,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         raised, options = isinstance(error, Exception), self._options
         if not first or (options.on_model_error if raised else options.on_abort) == "discard":
             return
-        if run is None:
-            run = await self._run_of(state, request.runtime.context, config)
+        run = run or await self._run_of(state, request.runtime.context, config)
         await self._turns.stopped(run, error, [] if raised else calls.results, config)
 
     async def _end(self, state: State, runtime: Context) -> Update:

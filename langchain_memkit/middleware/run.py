@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import reduce
 from itertools import pairwise, takewhile
 from typing import Annotated, Any, NotRequired, Self, TypedDict
 from uuid import UUID, uuid4
@@ -92,8 +94,7 @@ def unstored_start(messages: Messages, marker: Marker | None, *, settled: bool =
     elif message_id is not None:  # it had an id that is gone, so nothing is known
         start = 0
     else:
-        held = marker.get("held", 0) if done else marker.get("start", 0)
-        start = min(held, len(messages))
+        start = min(marker.get("held", 0) if done else marker.get("start", 0), len(messages))
     if start >= len(messages) and messages and isinstance(messages[-1], HumanMessage):
         # A reducer has shortened the list below the length in the marker; the input is new all the same.
         return start_of_turn(messages, 0)
@@ -185,10 +186,8 @@ class Partial(BaseCallbackHandler):
     def messages(self) -> list[BaseMessage]:
         """Return the partial answer as one message, without its tool calls; an empty list if nothing was said."""
         for run_id, chunks in self._chunks.items():
-            total: Any = None if chunks else AIMessage(self._text.get(run_id, ""))
-            for piece in chunks:
-                total = piece if total is None else total + piece
-            if total is not None and (total.content or total.tool_calls):
+            total: Any = reduce(operator.add, chunks) if chunks else AIMessage(self._text.get(run_id, ""))
+            if total.content or total.tool_calls:
                 return [AIMessage(total.content, id=total.id, name=total.name)]
         return []
 
@@ -262,17 +261,9 @@ class Run:
 
     def _own_positions(self, messages: Messages) -> list[int]:
         # Messages without an id can only be counted: the first `older_unnamed` of them came before the run.
-        older, found = self.older_unnamed, list[int]()
-        last = {m.id: i for i, m in enumerate(messages)}  # a reducer may keep a message and its change
-        for i, message in enumerate(messages):
-            if message.id:
-                if message.id not in self.older and last[message.id] == i:
-                    found.append(i)
-            elif older > 0:
-                older -= 1
-            else:
-                found.append(i)
-        return found
+        unnamed = [i for i, m in enumerate(messages) if not m.id][self.older_unnamed :]
+        last = {m.id: i for i, m in enumerate(messages) if m.id}  # a reducer may keep a message and its change
+        return sorted([*unnamed, *(i for name, i in last.items() if name not in self.older)])
 
     def past(self, given: Messages, own: set[str], *, summarized: bool) -> list[BaseMessage]:
         """Return the transcript before the run, without the messages `own` and the branches that this thread left."""
@@ -623,8 +614,7 @@ class AgentTurns:
         inside = config_of_turn(config, run.session.history, context)
         # Memories are loaded once per run, so that later calls of the same run see the same note.
         if run.loaded is None:
-            view = run.view._replace(messages=past)
-            run.loaded = await prompt.load(run.session.memories, view, own, inside)
+            run.loaded = await prompt.load(run.session.memories, run.view._replace(messages=past), own, inside)
         kept, asked, note = await prompt.compose(context, run.loaded, inside, in_run=True)
         own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.

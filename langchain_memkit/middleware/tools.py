@@ -52,8 +52,7 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         # Bounded, since a model in a loop could add notes without end.
         if title not in titles and len(titles) >= MAX_NOTES:
             raise ToolException(f"There are {len(titles)} notes, and no room for more: forget some first.")
-        entry = {title: text}
-        await Step(partial(notes.add, entry), partial(notes.aadd, entry))
+        await Step(partial(notes.add, {title: text}), partial(notes.aadd, {title: text}))
         return f"Remembered: {title}"
 
     async def recall(query: Query, runtime: ToolRuntime) -> str:
@@ -70,8 +69,7 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
     async def forget(title: Title, runtime: ToolRuntime) -> str:
         _, notes = await bound(runtime)
         title = _checked(title, "title", MAX_TITLE)
-        titles: list[str] = await Step(notes.titles, notes.atitles)
-        if title not in titles:
+        if title not in await Step(notes.titles, notes.atitles):
             raise ToolException(f"There is no note with the title {title!r}.")
         await Step(partial(notes.remove, [title]), partial(notes.aremove, [title]))
         return f"Forgotten: {title}"

@@ -97,8 +97,7 @@ def chunks_of(messages: Messages, sizes: Sequence[int], capacity: int, count: Me
     used, reached = 0, None
     for begin, end in pairwise([*group_starts(messages), len(messages)]):
         # Units that go into one call, each with its tokens and its end (None within a tool group).
-        units: list[tuple[Messages, int, int | None]]
-        units = [(messages[begin:end], sum(sizes[begin:end]), end)]
+        units: list[tuple[Messages, int, int | None]] = [(messages[begin:end], sum(sizes[begin:end]), end)]
         if units[0][1] > capacity:
             pieces = [p for i in range(begin, end) for p in pieces_of(messages[i], sizes[i], capacity, count)]
             units = [([piece], tokens, None) for piece, tokens in pieces]

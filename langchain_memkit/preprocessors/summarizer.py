@@ -158,8 +158,7 @@ class Summarizer:
         """Call the model once with the previous summary and the next messages, and return the new summary."""
         prompt = self.prompt.build(summary, messages, self.rules.words)
         call = merge_configs(config, internal_call("summarize", "summary"))
-        answer = await model_call(self.llm, prompt, call, self.timeout)
-        text = answer_text(answer)
+        text = answer_text(await model_call(self.llm, prompt, call, self.timeout))
         if not text:
             raise ValueError("the model returned nothing")
         if self.budget.counts_messages:

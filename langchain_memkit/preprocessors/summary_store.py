@@ -271,8 +271,7 @@ class SummarizedConversation:
 
     def advanced(self, known: SummaryRecord | None, length: int) -> SummarizedConversation:
         """Return a copy in which the first `length` messages of the body are covered by the summary `known`."""
-        covered = [*self.covered, *self.body[:length]]
-        return replace(self, known=known, covered=covered, body=self.body[length:])
+        return replace(self, known=known, covered=[*self.covered, *self.body[:length]], body=self.body[length:])
 
     def sizes(self, counter: TokenCounter) -> list[int]:
         """Return the token count of each message of the body."""

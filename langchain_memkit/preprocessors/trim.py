@@ -80,11 +80,10 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
         def fit() -> list[BaseMessage]:
             kept = self.trim(view, report.room, follows, report.spare)
-            scale = context.scale
             for place, note in zip(places, notes, strict=True):  # back, with those of their records that fit
                 before = {id(m) for m in messages[:place]}
                 after = max((i for i, m in enumerate(kept, 1) if id(m) in before), default=leading_system_count(kept))
-                fitting = budget.fit_note(note, [*kept, *follows], scale, report.notes)
+                fitting = budget.fit_note(note, [*kept, *follows], context.scale, report.notes)
                 kept = [*kept[:after], *([fitting] if fitting else ()), *kept[after:]]
             return kept
 

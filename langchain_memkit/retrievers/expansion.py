@@ -49,14 +49,11 @@ CAREFUL = Strength()
 STRONG = Strength(string_terms=12, question_vector=0.35, answer_vectors=0.35)
 
 # Conversational words, which say nothing about the topic.
-GENERIC = frozenset(
-    tokenize(
-        """advice agree anything best compare describe different else example explain find found get give good great
-        hear heard help information interesting kind know like list look looking made make many mean much need ok okay
-        oh please provide recommend sorry something suggest sure talk tell thank thanks thing things think type use used
-        want way ways well wow yeah yes"""
-    )
-)
+_CHATTING = """advice agree anything best compare describe different else example explain find found get give good
+    great hear heard help information interesting kind know like list look looking made make many mean much need ok okay
+    oh please provide recommend sorry something suggest sure talk tell thank thanks thing things think type use used
+    want way ways well wow yeah yes"""
+GENERIC = frozenset(tokenize(_CHATTING))
 
 
 class ExpansionTerm(NamedTuple):

@@ -47,14 +47,11 @@ _CALENDAR = """january february march april june july august september october n
     monday tuesday wednesday thursday friday saturday sunday"""
 _TIMES = frozenset(tokenize(_CALENDAR))
 # Words that fit any topic and so do not tell the topic.
-_VAGUE = GENERIC.union(
-    tokenize(
-        """across after along among around available basic better between big certain choose common current differ
-        during early famous few five four general happen important key large late main major modern new normally number
-        old part people person popular possible recent say several similar small special specific start three time top
-        typical typically usually various vs within without work worse year"""
-    )
-)
+_ANY_TOPIC = """across after along among around available basic better between big certain choose common current differ
+    during early famous few five four general happen important key large late main major modern new normally number
+    old part people person popular possible recent say several similar small special specific start three time top
+    typical typically usually various vs within without work worse year"""
+_VAGUE = GENERIC.union(tokenize(_ANY_TOPIC))
 _BEFORE_THAT = """about of like for with from to do did does is was are were after before in on than by at during since
     and why how what when where who"""
 # "that" alone, not "the diet that works": at the beginning, the end, after one of these words, or "that year".

@@ -285,8 +285,7 @@ class PromptBuilder:
             asked = await budget.counting(partial(budget.fit_run, asked, past, context.notes, context.scale))
         note: BaseMessage | None = compose_notes(loaded, [*past, *asked])
         for budget in budgets if note is not None else ():
-            fit = partial(budget.fit_note, note, [*past, *asked], context.scale, remarks)
-            note = await budget.counting(fit)
+            note = await budget.counting(partial(budget.fit_note, note, [*past, *asked], context.scale, remarks))
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
         context.notes = [] if note is None else [note]

@@ -205,7 +205,7 @@ class TurnTrace:
             name = message["id"] or ("input" if message["part"] == "input" else "")
             return ShownMessage(**{**message, "text": message["text"] or texts.get(name, NOT_STORED)})
 
-        known = {each.name for each in fields(cls)} & data.keys()
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         calls = list[ModelCall]()
         for call in data["calls"]:
             told = {name: value for name, value in call.items() if name != "tokens"}
@@ -215,9 +215,7 @@ class TurnTrace:
             for r in data["recalled"]
         ]
         messages = next((call.messages for call in reversed(calls) if call.purpose == "answer"), [])
-        return cls(
-            **{name: data[name] for name in known} | {"messages": messages, "calls": calls, "recalled": recalled}
-        )
+        return cls(**known | {"messages": messages, "calls": calls, "recalled": recalled})
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of the display, each with the part whose colour it has."""
@@ -311,9 +309,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = ""
     for first, *cells, text in rows:
         colour = f' style="border-left:.4em solid {COLOURS[first]}"' if first in COLOURS else ""
-        body += f"<tr><td{colour}>{html.escape(first)}</td>" + "".join(
-            f"<td>{html.escape(cell)}</td>" for cell in cells
-        )
+        others = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        body += f"<tr><td{colour}>{html.escape(first)}</td>{others}"
         body += f'<td style="white-space:pre-wrap">{html.escape(text)}</td></tr>'
     return f"<table><tr>{titles}</tr>{body}</table>"
 
@@ -518,8 +515,7 @@ class TurnRecorder(BaseCallbackHandler):
     def trace(self, output: Sequence[BaseMessage] | None = None) -> TurnTrace:
         """Combine what was kept; `output` is shown in place of a model's input, for a preprocessor alone."""
         heard = self._reports()
-        steps = steps_of(self.preprocessor)
-        counters = [step.token_counter for step in steps if hasattr(step, "token_counter")]
+        counters = [step.token_counter for step in steps_of(self.preprocessor) if hasattr(step, "token_counter")]
         counter: TokenCounter = counters[-1] if counters else approximate_tokens
         calls = [self._seen(call, counter) for call in list(self.calls.values())]
         answers = [i for i, call in enumerate(calls) if call.purpose == "answer"]
@@ -597,8 +593,7 @@ class TurnRecorder(BaseCallbackHandler):
                 return "input"
             return "history" if (message.type, text) in said else "prompt"
 
-        sizes = count_tokens(given, counter)
-        pairs = zip(given, sizes, strict=True)
+        pairs = zip(given, count_tokens(given, counter), strict=True)
         return [ShownMessage(part(m), role_of(m), message_text(m), size, m.id) for m, size in pairs]
 
 

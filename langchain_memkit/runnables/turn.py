@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from langchain_core.exceptions import ContextOverflowError
@@ -90,10 +91,8 @@ class HistoryTurn(Runnable[Any, Any]):
 
     async def _run(self, value: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Any:
         def call(turn: OpenTurn) -> Step[Any]:
-            return Step(
-                lambda: self.runnable.invoke(turn.input, turn.config, **kwargs),
-                lambda: self.runnable.ainvoke(turn.input, turn.config, **kwargs),
-            )
+            runnable, given = self.runnable, (turn.input, turn.config)
+            return Step(partial(runnable.invoke, *given, **kwargs), partial(runnable.ainvoke, *given, **kwargs))
 
         turn = await self._open(value, config)
         try:

@@ -171,14 +171,12 @@ def _inferred(
     names = {v.name for v in questions}
     past = _before(free, questions)
     if len(names) == 1 and len(past) == 1:
-        name = questions[0].name
-        return Wiring(name, past[0], plain=rest == names, inferred=True, texts=texts | names)
+        return Wiring(questions[0].name, past[0], plain=rest == names, inferred=True, texts=texts | names)
     if alone is not None and alone not in texts and alone in rest:  # a template that may be able to render messages
         return Wiring()
     if not (past or assigned) and (questions or not places):
-        raise ConfigurationError(
-            f"{takes}, and has no place for the past before the question. {_make_place(None, None, places)}"
-        )
+        way = _make_place(None, None, places)
+        raise ConfigurationError(f"{takes}, and has no place for the past before the question. {way}")
     if len(places) == 1 and not questions:
         key = places[0]
         way = f"Give input_messages_key={key!r} if it takes the past and the new input, or history_messages_key={key!r}"

@@ -368,8 +368,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         cache = self._core
         for text in (name, other):
             if name_key(text, given=True) is None:
-                msg = f"{text!r:.100} is no name"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{text!r:.100} is no name")
         book = await self._read()
         with cache.lock:
             keys = [book.key_of(text) or str(name_key(text, given=True)) for text in (name, other)]
@@ -378,8 +377,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         if not (known[0] or (kind != "rename" and known[1])):  # a typo, or an alias that is announced in advance
             logger.warning("%s: nobody is called %.100r so far; it counts for what is said from now on", kind, name)
         if kind == "split" and keys[0] == keys[1]:
-            msg = f"{name!r:.100} and {other!r:.100} are one name, which cannot be split"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name!r:.100} and {other!r:.100} are one name, which cannot be split")
         # A decision is a row of its own and changes no fact, so it can be taken back by a later one.
         rule = ResolutionRule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
         await cache.change(book, [(book.keys.rule(self._core.now(), last), write_row(rule))])

@@ -63,8 +63,7 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         seen[role + text] += 1
         speaker, known = clean(message.name or "")[:MOST], clean(message.id or f"text-{digest[:24]}")
         given, at = bool(message.id) and segment.has_ids, (segment.at or UNDATED) + timedelta(microseconds=i)
-        fact = FactRow(text, role, speaker, session_id, known, given, at, segment.epoch, segment.expires_at)
-        found.append(fact)
+        found.append(FactRow(text, role, speaker, session_id, known, given, at, segment.epoch, segment.expires_at))
     return found
 
 

@@ -375,8 +375,7 @@ class EntityRegistry:
             for key, kind in self._given.items():
                 if kind and key in self.names:
                     votes[key] = Counter({kind: 10**9})  # the app's type outvotes every extractor
-            rules = list(self.rules.values())
-            self._groups = resolve_entities(self.names, votes, self._near, rules, self._firm)
+            self._groups = resolve_entities(self.names, votes, self._near, list(self.rules.values()), self._firm)
         return self._groups
 
     def full_names(self, key: str) -> list[str]:

@@ -87,15 +87,13 @@ def entries_of(data: Any) -> list[Entry]:
             entries.append(_entry(value["title"], value))
     title, times = max(Counter(entry.title for entry in entries).items(), key=itemgetter(1), default=("", 0))
     if times > 1:
-        msg = f"the title {title!r:.80} is given twice: only one text can stand under it"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"the title {title!r:.80} is given twice: only one text can stand under it")
     return entries
 
 
 def _entry(title: object, value: object) -> Entry:
     if not isinstance(title, str) or not title.strip():
-        msg = f"a title must be text that is not empty, not {describe_value(title)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"a title must be text that is not empty, not {describe_value(title)}")
     if isinstance(value, str):
         return Entry(title, value)
     texts = [value.get("text"), value.get("source", SOURCE)] if isinstance(value, Mapping) else [None]
@@ -126,8 +124,7 @@ def read_entries(path: str | Path) -> Entries:
     file = Path(path)
     kind = file.suffix.lower()
     if kind not in (".json", ".txt"):
-        msg = f"{file.name} must be a .txt or a .json file"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file.name} must be a .txt or a .json file")
     try:
         text = file.read_text(encoding="utf-8-sig")
         return json.loads(text) if kind == ".json" else _plain_entries(text, file.name)
@@ -258,8 +255,7 @@ class EntryCache:
     async def remove(self, titles: Iterable[str]) -> None:
         """Delete entries by title; unknown titles are ignored."""
         if isinstance(titles, str):  # iterating over it would give single letters
-            msg = "titles must be a list of titles, not a str"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("titles must be a list of titles, not a str")
         keys = [self._entries + Entry(title, "").key for title in titles]
         if keys:
             # Invalidate the caches before the delete as well: if this process dies before the second write, no other

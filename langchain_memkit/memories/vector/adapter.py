@@ -117,12 +117,11 @@ def dialect_of(store: VectorStore, filter_builder: FilterBuilder | None) -> Dial
         build, other = filter_builder, known or Dialect(lambda _, wanted: wanted)
         return other._replace(filters=lambda _, wanted: build(dict(wanted)))
     if known is None:
-        msg = (
+        raise ConfigurationError(
             f"how {type(store).__name__} filters is not known, and users must not find each other's memories: give "
             "filter_builder=, a function from {'user_id': ...}, at times with 'session_id', to the keyword arguments "
             "of its similarity_search, e.g. lambda wanted: {'filter': wanted}"
         )
-        raise ConfigurationError(msg)
     return known
 
 

@@ -39,14 +39,11 @@ FIGURE = re.compile(r"[0-9]+")
 NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+")  # a capital inside a sentence
 # Only in lines of people: the "I" of a model or a tool says nothing about a person.
 FIRST_PERSON = re.compile(r"^(?!ai: |tool: ).*\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b", re.MULTILINE)
-MOVING = frozenset(
-    tokenize(
-        "accident afraid allergic angry anxious ashamed baby birthday born cancer cried cry dead death depressed "
-        "diagnosed die died divorce dream engaged excited exam fear fired funeral graduated grateful happy hate hired "
-        "hope hospital hurt ill jealous job lonely lost love married miss nervous pregnant promise proud sad scared "
-        "secret sick sorry surgery terrified wedding worried"
-    )
-)
+TOUCHING = """accident afraid allergic angry anxious ashamed baby birthday born cancer cried cry dead death depressed
+    diagnosed die died divorce dream engaged excited exam fear fired funeral graduated grateful happy hate hired
+    hope hospital hurt ill jealous job lonely lost love married miss nervous pregnant promise proud sad scared
+    secret sick sorry surgery terrified wedding worried"""
+MOVING = frozenset(tokenize(TOUCHING))
 
 
 def plain_importance(text: str) -> float:
@@ -106,10 +103,8 @@ class ModelImportance:
         llm, config = self._llm, internal_call("rate_importance", "importance")
         config["max_concurrency"] = self._batch_size
         asked: Any = [[HumanMessage(self._prompt.replace("{memory}", quote_lines(text[:READ])))] for text in texts]
-        answers: list[Any] = await Step(
-            partial(llm.batch, asked, config, return_exceptions=True),
-            partial(llm.abatch, asked, config, return_exceptions=True),
-        )
+        rate = partial(llm.batch, asked, config, return_exceptions=True)
+        answers: list[Any] = await Step(rate, partial(llm.abatch, asked, config, return_exceptions=True))
         ratings = [_rating(answer) for answer in answers]
         # A rating must never fail the turn that is saved: whatever the model does, log it and use the middle.
         if unrated := sum(rating is None for rating in ratings):
@@ -149,6 +144,5 @@ def create_model_importance(llm: Any, *, prompt: str = PROMPT, batch_size: int =
         (8.0, [8.0, 8.0])
     """
     if "{memory}" not in prompt:
-        msg = "prompt must be a str with {memory} where the memory is to stand"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("prompt must be a str with {memory} where the memory is to stand")
     return ModelImportance(coerce_to_runnable(llm), prompt, check_size(batch_size, "batch_size", 1))

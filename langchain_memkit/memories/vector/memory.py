@@ -136,8 +136,7 @@ class VectorMemory(DerivedMemory):
             raise ConfigurationError(msg)
         if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
             kind = base.describe_type(compressor, BaseDocumentCompressor)
-            msg = f"reranker must be a LangChain document compressor, not {kind}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"reranker must be a LangChain document compressor, not {kind}")
         weights = ranking or Ranking()
         self._core = VectorMemoryConfig(
             store=given if isinstance(given, RecordVectorStore) else VectorStoreAdapter(given, filter_builder),
@@ -265,8 +264,7 @@ class VectorMemory(DerivedMemory):
         # it is refused if the session was cleared in between, which `save_was_checked` tells the caller.
         looked, self._looked = self._looked, None
         self.save_was_checked = looked is not None
-        turn = Segment.of_turn(messages, self._core.now())
-        await save(self._core, (self._user, self._session), turn, looked)
+        await save(self._core, (self._user, self._session), Segment.of_turn(messages, self._core.now()), looked)
 
     async def _clear(self) -> None:
         self._looked = None

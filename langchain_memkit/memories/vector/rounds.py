@@ -25,12 +25,9 @@ ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[\u3002\uff01\uff1f]", r"[,;:]\s
 TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
-SMALL_TALK = frozenset(
-    tokenize(
-        "ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome please "
-        "hi hello hey bye goodbye morning evening night got understood done alright problem glad help cheers"
-    )
-)
+COURTESIES = """ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome
+    please hi hello hey bye goodbye morning evening night got understood done alright problem glad help cheers"""
+SMALL_TALK = frozenset(tokenize(COURTESIES))
 
 
 class RoundLine(NamedTuple):
