@@ -121,8 +121,7 @@ class Clients:
         if self._client is not None:
             return self._client
         if not self._uri:
-            msg = "only an async_client was given: use the async methods, or pass client= as well"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("only an async_client was given: use the async methods, or pass client= as well")
         with _lock:
             client = _sync.get(self._process_key)
             if client is None or _is_closed(client):
@@ -156,8 +155,7 @@ class Clients:
             # `connect=False`: no threads and no DNS look-ups before the first operation.
             return cls(self._uri, connect=False, driver=DriverInfo("langchain-memkit"))
         except (DriverConfigurationError, ValueError, TypeError) as error:
-            msg = f"connection_string is not valid: {redact(str(error))}"
-            raise ConfigurationError(msg) from None
+            raise ConfigurationError(f"connection_string is not valid: {redact(str(error))}") from None
 
     def hold(self) -> None:
         """Register this object as a user of the shared client in this process."""

@@ -16,6 +16,7 @@ from langchain_memkit.backends.mongodb import documents, vector_documents
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
 from langchain_memkit.backends.mongodb.commands import CODEC, missing_indexes, text_of
 from langchain_memkit.backends.mongodb.failures import driver_errors
+from langchain_memkit.backends.mongodb.key_value import between
 from langchain_memkit.backends.mongodb.layouts import qa_index_models
 from langchain_memkit.base import user_prefix
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
@@ -115,9 +116,8 @@ def _server(
 def _kinds(collection: Collection[Any], keys: tuple[str, str], indexes: BsonDict, user: str | None) -> frozenset[str]:
     sample = [*collection.find().limit(SAMPLE), *collection.find().sort("_id", -1).limit(SAMPLE)]
     if user is not None:
-        begin, end = range_of(user_prefix(user))
-        ids = {"$gte": begin} if end is None else {"$gte": begin, "$lt": end}
-        sample += collection.find({"_id": ids, "value": {"$exists": True}, "v": {"$exists": True}}).limit(SAMPLE)
+        kept = {**between(range_of(user_prefix(user))), "value": {"$exists": True}, "v": {"$exists": True}}
+        sample += collection.find(kept).limit(SAMPLE)
     kinds = {BY_INDEX[name] for name in indexes if name in BY_INDEX}
     fields_of = {**BY_FIELDS, "langchain-mongodb": {*keys}}
     for document in sample:

@@ -83,7 +83,7 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
         return {document["_id"]: StoredValue(document.get("value"), document.get("v")) for document in found}
 
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
-        documents = await self.find(_between(keys), ["_id"], sort=[("_id", 1)], limit=limit)
+        documents = await self.find(between(keys), ["_id"], sort=[("_id", 1)], limit=limit)
         return [document["_id"] for document in documents]
 
     async def set(self, values: dict[str, Any]) -> None:
@@ -117,10 +117,10 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
             await self.delete_many({"_id": {"$in": batch}}, begun=i > 0)
 
     async def delete_range(self, keys: KeyRange) -> int:
-        return await self.delete_many(_between(keys))
+        return await self.delete_many(between(keys))
 
 
-def _between(keys: KeyRange) -> BsonDict:
+def between(keys: KeyRange) -> BsonDict:
     """Build the filter for a range of keys, which uses the index on `_id`; ids that are not text never match."""
     return {"_id": {"$gte": keys.begin} if keys.end is None else {"$gte": keys.begin, "$lt": keys.end}}
 

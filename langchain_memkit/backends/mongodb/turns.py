@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -245,10 +246,6 @@ class Append:
         self.pending.clear()
 
 
-def _aggregate(pipeline: list[BsonDict], collection: Any) -> Any:
-    return commands.rows_of(collection.aggregate(pipeline))
-
-
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
@@ -323,9 +320,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Return a page of turns, oldest first: langchain-mongodb's rows, then ours."""
         # No head while paging through langchain-mongodb's rows: they are not in our index, so it would cost a scan.
         legacy = after if isinstance(after, LegacyPosition) else None
-        head = EMPTY
-        if legacy is None:
-            head = docs.head_of(await self.read(self.newest(scope, "majority"))) or EMPTY
+        found = [] if legacy else await self.read(self.newest(scope, "majority"))
+        head = docs.head_of(found) or EMPTY
         base = head.base
         if legacy or (after is None and not scope.user_id and not base):
             turns, following = await self._legacy_page(scope, legacy or LegacyPosition(), 1, limit)
@@ -489,9 +485,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Count the matching documents by a field, with the first and last date; an `_id` holds its date."""
         ends = {"first": {"$min": f"${date}"}, "last": {"$max": f"${date}"}}
         rows = await self.aggregate([{"$match": match}, {"$group": {"_id": f"${key}", "n": {"$sum": 1}, **ends}}])
-        dates = [[getattr(row[end], "generation_time", row[end]) for end in ends] for row in rows]
-        known = [[each if isinstance(each, datetime) else None for each in pair] for pair in dates]
-        return [SessionInfo(row["_id"], row["n"], first, last) for row, (first, last) in zip(rows, known, strict=True)]
+        dates = [[docs.date_of(getattr(row[end], "generation_time", row[end])) for end in ends] for row in rows]
+        return [SessionInfo(row["_id"], row["n"], first, last) for row, (first, last) in zip(rows, dates, strict=True)]
 
     async def owners(self) -> list[str]:
         """Return all users with turns, sorted; the empty string is the unowned space, with langchain-mongodb's rows."""
@@ -576,7 +571,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             try:
                 for part in parts:
                     stages = docs.copying(scope, session_id, self.settings.names[1], known, *part)
-                    await self.sent(partial(_aggregate, stages), begun=True)
+                    await self.sent(methodcaller("aggregate", stages), begun=True)
             except commands.DuplicateKey:  # by another call, or an earlier try: see what is there now
                 return await self.fork(scope, session_id, at)
             if not {*ops} <= {d.get("op") for d in await self._rows(target)}:

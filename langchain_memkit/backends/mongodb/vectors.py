@@ -73,8 +73,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         pipeline = [*first, *({"$unionWith": {"coll": self.settings.names[1], "pipeline": part}} for part in others)]
         mark: vector_rows.Mark | None = None
         session, cells = None, []
-        rows: list[BsonDict] = await self.read(lambda c: rows_of(c.aggregate(pipeline)))
-        for found in rows:
+        for found in await self.read(lambda c: rows_of(c.aggregate(pipeline))):
             if found["_id"] is None:
                 mark = (int(found["total"]),) if found["total"] else None
             elif not docs.is_session(found):
@@ -197,8 +196,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         found = await self._found(query, docs.ON_BEGIN, limit=most)
         # One text that is stored many times may have used up the limit: read the named documents once more, alone.
         if digests and len(found) == most:
-            query = docs.begin_filter(user_id, session_id, (), ids)
-            found += await self._found(query, docs.ON_BEGIN, hint=BY_ID)
+            found += await self._found(docs.begin_filter(user_id, session_id, (), ids), docs.ON_BEGIN, hint=BY_ID)
         session = next((d for d in found if docs.is_session(d)), None)
         last, position = [], 0
         if session is None:
@@ -334,8 +332,7 @@ class _VectorDocuments(Runner[CollectionRef], VectorBackend):
         if stored == expected:
             new = {row.entry.id: (row, stamp) for row, stamp in stamped}
             exchanges = [session.exchange(name, digest, new.get(name)) for name, digest in expected.items()]
-            result = await self.bulk_write([*exchanges, session.bump_version()])
-            if result.matched_count == len(expected) + 1:
+            if (await self.bulk_write([*exchanges, session.bump_version()])).matched_count == len(expected) + 1:
                 return True
         if not await self._is_alive(session.announce()):
             return False
