@@ -982,9 +982,8 @@ class TurnHistory(BaseChatMessageHistory):
                     raise ConfigurationError(msg)
                 given = [m.model_copy(update={"id": None}) for m in turn.messages[:answer]]
                 return base.RepeatedQuestion(given, turn.seq)
-            if page.older is None:
+            if (older := page.older) is None:
                 raise ConfigurationError(f"session {self.session_id!r} holds no question to answer again")
-            older = page.older
 
     async def _fork(self, other: Self, at: int | None) -> None:
         self._store.check_edits()
@@ -1090,8 +1089,7 @@ class TurnHistory(BaseChatMessageHistory):
         while len(questions) < limit:
             page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), PageLimit())
             questions += [m.text for turn in page.turns for m in reversed(turn.messages) if is_user_message(m)]
-            older = page.older
-            if older is None:
+            if (older := page.older) is None:
                 break
         return questions[:limit]
 

@@ -403,13 +403,10 @@ def prepare_batch(
     ranges = split_batch(identified, sizes)
     # Each part of an import has an op of its own, so a repeated import finds the parts that are stored.
     names = [op] if len(ranges) == 1 else [f"part:{i:06d}:{op}" for i in range(len(ranges))]
-    rows = [
-        TurnRow(name, encoded[a:b], tokens[a:b], replaces=replaces) for name, (a, b) in zip(names, ranges, strict=True)
-    ]
+    parts = zip(names, ranges, strict=True)
+    rows = [TurnRow(name, encoded[a:b], tokens[a:b], replaces=replaces) for name, (a, b) in parts]
     batch = Batch(given, identified, rows, turn_id)
     if replaces is not None and len(rows) > 1:  # several rows are not stored in one step
-        msg = (
-            f"{len(given)} messages of several turns are too many to replace a turn in one step: replace it by one turn"
-        )
-        raise errors.MessageTooLargeError(msg, **batch.error_context)
+        many = f"{len(given)} messages of several turns are too many to replace a turn in one step"
+        raise errors.MessageTooLargeError(f"{many}: replace it by one turn", **batch.error_context)
     return batch

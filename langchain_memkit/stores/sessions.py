@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
@@ -102,11 +103,10 @@ def describe_session(
 
 
 def _metadata_in(text: str) -> dict[str, Any]:
-    try:
+    with suppress(TypeError, ValueError, RecursionError):
         found = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}  # damaged metadata hides no session
+        return found if isinstance(found, dict) else {}
+    return {}  # damaged metadata hides no session
 
 
 # -- arguments
@@ -121,12 +121,10 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> str | None:
     """Validate metadata, and return it as JSON; None for None."""
     if metadata is None:
         return None
-    try:
+    with suppress(TypeError, ValueError, RecursionError):
         text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
         if isinstance(metadata, dict) and json.loads(text) == metadata and len(text.encode()) <= MAX_METADATA:
             return text
-    except (TypeError, ValueError, RecursionError):
-        pass
     msg = f"metadata must be a dict of JSON's types with keys of text, of at most {MAX_METADATA:,} bytes as JSON"
     raise ConfigurationError(msg)
 

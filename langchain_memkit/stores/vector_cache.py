@@ -249,8 +249,7 @@ class VectorIndexCache:
 
     def miss(self, user_id: str, ids: Collection[str]) -> None:
         """Invalidate the cached version if one of these ids is cached: its record was deleted by hand, past memkit."""
-        held = self._find(user_id)
-        if held is not None and any(name in held.index for name in ids):
+        if (held := self._find(user_id)) is not None and any(name in held.index for name in ids):
             held.mark = None
 
     def forget(self, user_id: str) -> None:

@@ -249,8 +249,7 @@ class VectorRecords:
     async def store(self, user_id: str, given: RecordWrite, vectors: Sequence[Any]) -> bool:
         """Store rows of a user with their vectors, each id once, delete others, and update the cache."""
         rows = given.rows
-        embedded = [i for i, vector in enumerate(vectors) if vector is not None]
-        if embedded:
+        if embedded := [i for i, vector in enumerate(vectors) if vector is not None]:
             dims = await self.embedder.known()
             for i, vector in zip(embedded, unit_vectors([vectors[i] for i in embedded], dims), strict=True):
                 rows[i].vector = None if vector is None else vector.tobytes()
