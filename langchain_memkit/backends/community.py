@@ -95,8 +95,7 @@ def read_message_file(path: Path) -> FileMessages:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         return FileMessages([], "it is not UTF-8", written_at)
-    items, problem = _items(text)
-    return FileMessages(items, problem, written_at)
+    return FileMessages(*_items(text), written_at)
 
 
 def _items(text: str) -> tuple[list[object], str | None]:

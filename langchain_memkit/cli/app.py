@@ -376,8 +376,7 @@ def stats(
 
 def _ask_to_replace(output: Output, file: str, yes: bool) -> None:
     if file != STREAM and not yes and os.path.lexists(file):
-        nothing = "nothing was written. Answer with y, or give --yes where nobody can answer"
-        output.confirm(f"Replace {file}?", nothing)
+        output.confirm(f"Replace {file}?", "nothing was written. Answer with y, or give --yes where nobody can answer")
 
 
 def _histories(place: Target, kept_as: Format | None = None) -> AnyFactory:
@@ -567,5 +566,4 @@ def _check_server(output: Output, place: Target, fix: bool) -> Iterator[Check]:
 
 def run(args: Sequence[str]) -> int:
     """Run a command and return its exit code."""
-    command = typer.main.get_command(app)
-    return int(command.main(list(args), standalone_mode=False))
+    return int(typer.main.get_command(app).main(list(args), standalone_mode=False))

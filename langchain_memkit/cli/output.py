@@ -137,8 +137,7 @@ class Output:
         """Print a message under a heading, in colour on a terminal; its lines are indented."""
         heading = self.safe(who)
         coloured = typer.style(heading, fg=COLOURS.get(heading, "magenta"), bold=True)
-        about = self.safe(about)
-        _write(f"{coloured if self.is_terminal else heading}  {about}", sys.stdout)
+        _write(f"{coloured if self.is_terminal else heading}  {self.safe(about)}", sys.stdout)
         for line in text.splitlines():
             _write(f"  {self.safe(line)}", sys.stdout)
         _write("", sys.stdout)

@@ -93,8 +93,7 @@ def open_stores(place: Target, user_id: str, output: Output, opened: ExitStack) 
     found = list(_in_database(place, user_id, output, opened) if place.is_mongodb else _in_file(place, opened))
     if not found:
         where = f"{place.label}, database {place.database}," if place.is_mongodb else place.label
-        msg = f"{where} holds nothing of memkit, so nothing was done anywhere. Is the name right?"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{where} holds nothing of memkit, so nothing was done anywhere. Is the name right?")
     return found
 
 

@@ -11,7 +11,7 @@ import hashlib
 from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from importlib.resources import files
@@ -245,11 +245,10 @@ def _number(value: object) -> float:
 
 
 def _when(value: object) -> datetime | None:
-    try:
+    with suppress(ValueError):
         at = datetime.fromisoformat(known(str, value))
-    except ValueError:
-        return None
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return None
 
 
 # -- the page

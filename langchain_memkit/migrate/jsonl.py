@@ -267,7 +267,7 @@ def _lines(texts: Iterator[str | None], max_line_bytes: int | None, report: Migr
                 ended = ended or data["memkit"] == "end"
             else:
                 yield number, _scope_of(data), data
-        except MessageDecodeError as error:
+        except (TypeError, ValueError) as error:
             report.skipped.append(f"line {number}: {error}")
     if not ended:
         report.skipped.append(f"line {number}: the file ends here without its last line: it was cut off")
@@ -292,11 +292,8 @@ def _parsed(text: str | None, max_line_bytes: int | None) -> Data:
 def _scope_of(data: Data) -> SessionScope:
     """Return the user and session that a line belongs to."""
     owner = data.get("user_id")
-    try:
-        user_id = "" if owner is None else check_id(owner, "user_id")
-        return SessionScope(user_id, check_id(data.get("session_id"), "session_id"))
-    except (TypeError, ValueError) as error:
-        raise MessageDecodeError(str(error)) from error
+    user_id = "" if owner is None else check_id(owner, "user_id")
+    return SessionScope(user_id, check_id(data.get("session_id"), "session_id"))
 
 
 def _check_header(text: str | None, max_line_bytes: int | None) -> None:
