@@ -32,6 +32,7 @@ ASKED, TOLD = (
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
 SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b)", re.IGNORECASE)
 TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?[\s\"')\]]*$", re.IGNORECASE)
+LONG = 100  # characters of what a record states; of more only the best sentence is quoted
 # Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
 ALL = re.compile(
     r"\bhow many\b|^\W*list\b|\b(?:which|what) (?:\w+ )?\w+[^s\W]s (?:have|had|did|do|are|can|can't|must|am|i|we)\b"
@@ -329,7 +330,8 @@ def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[s
 
     Returns:
         The index of each record, best first; its sentences that are neither questions nor tasks, or all its text if it
-        has none; and from 0 to 1 how much it tells of the kind of fact that is asked for.
+        has none, or the best of them if they have more than 100 characters; and from 0 to 1 how much it tells of the
+        kind of fact that is asked for.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -368,5 +370,13 @@ def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[s
         common = np.array([sum(rare[stem] ** 2 for stem in own & stems[best]) for own in stems])
         times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
         score += 2 * states * common / (sizes * sizes[best]) * (times > times[best])
+    weights = hints | dict.fromkeys(words, 1.0)
+
+    def worth(text: str) -> float:
+        return float(sum(rare.get(stem, 0.0) * weights[stem] for stem in weights.keys() & set(tokenize(text))))
+
+    def quote(text: str) -> str:
+        return text if len(text) <= LONG else max(SENTENCE.split(text), key=worth)
+
     order = np.argsort(-score, kind="stable").tolist()
-    return [(i, stated[i] or texts[i], float(told[i])) for i in order]
+    return [(i, quote(stated[i] or texts[i]), float(told[i])) for i in order]

@@ -59,6 +59,14 @@ def test_each_line_quotes_a_sentence_with_its_date() -> None:
     assert records_of(note)[-1].parts == (("m3", "I boil eggs."),)
 
 
+def test_of_a_long_record_the_best_sentence_is_quoted() -> None:
+    """What is stated beside it would leave no room for another record."""
+    beside = "My cat is afraid of the hoover. The neighbours have a boat with a red sail. It was a mild winter here."
+    memory = memory_of(*told(f"{beside} I live in Sydney.", "We got the keys to a flat in Perth."))
+    [note] = memory.load("Where do I live?")
+    assert [record.text for record in records_of(note)] == ["I live in Sydney.", "We got the keys to a flat in Perth."]
+
+
 def test_who_said_it_stands_before_what_others_said() -> None:
     """The question names a speaker, or asks for the model's words."""
     said = [HumanMessage("I sail at Brighton.", name="Ann"), AIMessage("Try the marina at Hove.")]

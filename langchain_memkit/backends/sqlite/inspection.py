@@ -24,10 +24,8 @@ CHANGED = "SELECT COUNT(*) FROM turns WHERE checksum <> memkit_checksum(CAST(mes
 SCHEMA = "SELECT type, name FROM sqlite_master"
 Older: TypeAlias = Callable[[str], Iterator[tuple[object, object, list[tuple[object, object]]] | None]]
 """Reads the checkpoints before one: type, checkpoint, and type and value of each write to a channel that followed."""
-CHECKPOINT = (
-    "SELECT type, checkpoint, metadata, parent_checkpoint_id FROM checkpoints"
-    " WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
-)
+AT = "thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
+CHECKPOINT = f"SELECT type, checkpoint, metadata, parent_checkpoint_id FROM checkpoints WHERE {AT}"
 
 
 class FileFacts(NamedTuple):
@@ -94,8 +92,7 @@ def _reading(path: str | os.PathLike[str], mode: str = "rw", seconds: float = SE
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
             yield connection
     except FAILURES as error:
-        msg = f"cannot read {path}: {explain_error(error)}"
-        raise HistoryReadError(msg) from error
+        raise HistoryReadError(f"cannot read {path}: {explain_error(error)}") from error
 
 
 # -- files of other packages, read row by row, in order
@@ -105,16 +102,14 @@ def _reading(path: str | os.PathLike[str], mode: str = "rw", seconds: float = SE
 def _reading_table(path: Path, table: str, columns: Sequence[str]) -> Iterator[sqlite3.Connection]:
     """Open a read-only connection to a file, and check that it has a table with these columns."""
     if not path.is_file():
-        msg = f"there is no file {path}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"there is no file {path}")
     with _reading(path.resolve(), "ro", FOREIGN_SECONDS) as connection:
         # SQLite takes an unknown name in quotes for a text, without an error, so the names are checked first.
         there = _columns_of(connection, table)
         if not there:
             tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
             names = ", ".join(sorted(repr(row[0]) for row in tables)) or "none"
-            msg = f"{path} has no table {table!r}; its tables: {names}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{path} has no table {table!r}; its tables: {names}")
         if missing := [name for name in columns if name not in there]:
             msg = f"table {table!r} of {path} has no column {missing[0]!r}; its columns: {', '.join(there)}"
             raise ConfigurationError(msg)
@@ -162,10 +157,7 @@ def _older(
     """Yield the checkpoints before one, newest first, with the writes to a channel; None if one is missing."""
     columns = _columns_of(connection, "writes")
     order = ", ".join(name for name in ("task_path", "task_id", "idx") if name in columns)
-    query = (
-        "SELECT type, value FROM writes WHERE thread_id = ? AND checkpoint_ns = '' AND checkpoint_id = ?"
-        f" AND channel = ? ORDER BY {order}"
-    )
+    query = f"SELECT type, value FROM writes WHERE {AT} AND channel = ? ORDER BY {order}"
     seen: set[object] = set()  # a damaged chain of parents must not loop
     while parent and parent not in seen:
         seen.add(parent)
