@@ -356,8 +356,7 @@ def shared_database(path: str | os.PathLike[str], timeout: float, file_mode: int
     with _databases_lock:
         # The dictionary is weak: a database is shared while somebody uses it, and its connections close with the last
         # user.
-        database = _databases.get(key) or Database(*key)
-        _databases[key] = database
+        database = _databases[key] = _databases.get(key) or Database(*key)
     return database
 
 

@@ -72,16 +72,14 @@ def stored_of(row: Row) -> vector_rows.DocumentRow:
 
 
 STEP = 2**16
+GENERATION = f"SELECT generation FROM vector_generations WHERE {HERE}"
 # Stamps have random gaps, so two different sets of records hardly ever have the same sum: count and sum are a version.
-MARK = (
-    "SELECT coalesce(max(records), 0), coalesce(max(stamps), 0),"
-    f" (SELECT generation FROM vector_generations WHERE {HERE}) FROM vector_counts WHERE user_id = :user"
-)
+COUNTS = f"coalesce(max(records), 0), coalesce(max(stamps), 0), ({GENERATION})"
+MARK = f"SELECT {COUNTS} FROM vector_counts WHERE user_id = :user"
 LAST_STAMP = f"SELECT seq FROM vectors WHERE {HERE} AND {LIVE} ORDER BY position DESC LIMIT 1"
-HIGHEST_STAMP = (  # that any row has or had, so that none is used twice
-    "SELECT max(coalesce((SELECT max(seq) FROM vectors), 0),"
-    " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'vectors'), 0))"
-)
+EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'vectors'"
+# that any row has or had, so that none is used twice
+HIGHEST_STAMP = f"SELECT max(coalesce((SELECT max(seq) FROM vectors), 0), coalesce(({EVER}), 0))"
 THESE = "IN (SELECT value FROM json_each(:these))"
 KNOWN = f"SELECT id, seq, session_id, digest FROM vectors WHERE id {THESE} AND user_id = :user"
 DELETE = f"DELETE FROM vectors WHERE id {THESE} AND user_id = :user"
@@ -98,8 +96,7 @@ class _VectorRows(Transactions, VectorBackend):
     async def news(self, user_id: str, session_id: str | None, since: vector_rows.ReadUpTo | None) -> UserChanges:
         """Return the user's version (record count, sum of stamps), a session's generation, and records added since."""
         with self._reading() as connection:
-            given = {"user": user_id, "session": session_id}
-            count, total, generation = connection.execute(MARK, given).fetchone()
+            count, total, generation = connection.execute(MARK, {"user": user_id, "session": session_id}).fetchone()
             # No state: the stamp of the session's last record serves as one.
             session = None if generation is None else vector_rows.SessionState(generation)
             if since is None or since.mark == (count, total):
@@ -124,8 +121,7 @@ class _VectorRows(Transactions, VectorBackend):
 
     async def by_ids(self, user_id: str, ids: Sequence[str], *, vectors: bool) -> list[vector_rows.DocumentRow]:
         statement = f"SELECT {STORED if vectors else TEXTS} FROM vectors WHERE id {THESE} AND user_id = :user"
-        rows = await self._select(statement, user=user_id, these=json.dumps(ids))
-        return [stored_of(row) for row in rows]
+        return [stored_of(row) for row in await self._select(statement, user=user_id, these=json.dumps(ids))]
 
     async def owned(self, ids: Sequence[str]) -> bool:
         statement = f"SELECT 1 FROM vectors WHERE id {THESE} AND user_id <> '' LIMIT 1"
@@ -136,12 +132,9 @@ class _VectorRows(Transactions, VectorBackend):
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
     async def sessions(self, user_id: str) -> list[SessionInfo]:
-        rows = await self._select(
-            "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
-            f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
-            " ORDER BY max(created_at) DESC, max(seq) DESC",
-            user=user_id,
-        )
+        query = "SELECT session_id, count(DISTINCT round_id), min(created_at), max(created_at) FROM vectors"
+        query += f" WHERE user_id = :user AND session_id <> '' AND {LIVE} GROUP BY session_id"
+        rows = await self._select(f"{query} ORDER BY max(created_at) DESC, max(seq) DESC", user=user_id)
         return [SessionInfo(name, rounds, date_of(first), date_of(last)) for name, rounds, first, last in rows]
 
     async def probe(self, new: bytes | None = None) -> bytes | None:
@@ -221,10 +214,8 @@ class _VectorRows(Transactions, VectorBackend):
         return await self._write(store)
 
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
-        statement = (
-            f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE} AND user_id = :user"
-            " ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
-        )
+        statement = f"INSERT INTO vector_accesses SELECT user_id, id, :at FROM vectors WHERE id {THESE}"
+        statement += " AND user_id = :user ON CONFLICT (user_id, id) DO UPDATE SET at = max(at, excluded.at)"
         await self._change(statement, user=user_id, these=json.dumps(ids), at=at.timestamp())
 
     # -- deleting
@@ -248,31 +239,25 @@ class _VectorRows(Transactions, VectorBackend):
         return count
 
     async def evict(self, user_id: str, max_records: int, keep: Sequence[str]) -> int:
-        never = (
-            "DELETE FROM vectors WHERE seq IN (SELECT seq FROM vectors v WHERE user_id = :user AND NOT EXISTS"
-            " (SELECT 1 FROM vector_accesses a WHERE a.user_id = :user AND a.id = v.id)"
-            f" AND id NOT {THESE} ORDER BY created_at, seq LIMIT :n)"
-        )
-        longest = (
-            "DELETE FROM vectors WHERE user_id = :user AND id IN"
-            f" (SELECT id FROM vector_accesses WHERE user_id = :user AND id NOT {THESE} ORDER BY at LIMIT :n)"
-        )
+        others = f"user_id = :user AND id NOT {THESE}"
+        unseen = "NOT EXISTS (SELECT 1 FROM vector_accesses a WHERE a.user_id = :user AND a.id = v.id)"
+        never = f"SELECT seq FROM vectors v WHERE {others} AND {unseen} ORDER BY created_at, seq LIMIT :n"
+        longest = f"SELECT id FROM vector_accesses WHERE {others} ORDER BY at LIMIT :n"
 
         def delete(connection: sqlite3.Connection) -> int:
             (count,) = connection.execute("SELECT count(*) FROM vectors WHERE user_id = ?", (user_id,)).fetchone()
             surplus = left = max(0, int(count) - max_records)
-            for statement in (never, longest):
+            for chosen in (f"seq IN ({never})", f"user_id = :user AND id IN ({longest})"):
                 if left:
                     given = {"user": user_id, "n": left, "these": json.dumps(keep)}
-                    left -= connection.execute(statement, given).rowcount
+                    left -= connection.execute(f"DELETE FROM vectors WHERE {chosen}", given).rowcount
             return surplus - left
 
         return await self._write(delete)
 
 
 def _generation(connection: sqlite3.Connection, user_id: str, session_id: str) -> str | None:
-    statement = "SELECT generation FROM vector_generations WHERE user_id = ? AND session_id = ?"
-    row = connection.execute(statement, (user_id, session_id)).fetchone()
+    row = connection.execute(GENERATION, {"user": user_id, "session": session_id}).fetchone()
     return None if row is None else str(row[0])
 
 
@@ -321,5 +306,4 @@ class SQLiteVectorStore(RecordVectorStore):
         file_mode: int = OWNER_ALONE,
         now: Now = utc_now,
     ) -> None:
-        backend = _VectorRows(shared_database(path, timeout, file_mode), now)
-        super().__init__(backend, embedding, cache_bytes, now)
+        super().__init__(_VectorRows(shared_database(path, timeout, file_mode), now), embedding, cache_bytes, now)
