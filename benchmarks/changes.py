@@ -14,7 +14,7 @@ the statement does not answer the question. Three sets, a hundred pairs and a hu
 
 `newer` is the share of pairs whose newer statement stands in the note with its key, `right` that of the look-alikes of
 which all that is needed does, `kept` the share of their needed statements that stand in a note in the order in which
-the records were found, and still do. That order, in the same frame and as single sentences, is the second row.
+the records were found, and still do. `in the order found` is a note in that order, of the same single sentences.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def stands(item: Person, name: str, note: str) -> bool:
     return False
 
 
-def found_order(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[tuple[int, str, float]]:
+def found_order(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[tuple[int, list[str], float]]:
     """The sentences of `statements_first`, in the order in which the records were found."""
     return sorted(statements_first(question, records, texts))
 

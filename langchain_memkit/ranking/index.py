@@ -37,10 +37,10 @@ GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate i
 ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
 LEAST = 0.01  # standard deviation below which it is useless
 ENOUGH = 64  # records with vectors; fewer do not tell whether the embedder reads their language
-# Correlation of cosine and shared words up to which the vectors count nothing, and from which they count in full. Less
-# is enough if the mean cosine is at most APART: then an embedder tells texts apart, and texts about many things share
-# few words.
-APART, BLIND, READS = 0.45, (0.03, 0.18), (0.06, 0.25)
+# Correlation of cosine and shared words up to which the vectors count nothing, and from which they count in full, at
+# these mean cosines and between them. Where the mean is low, an embedder tells texts apart, and less is enough, since
+# texts about many things share few words.
+MEANS, BLIND, READS = (0.4, 0.5), (0.03, 0.18), (0.06, 0.25)
 NEARLY = 1e-6  # tolerance for the squared length of a vector that counts as normalized
 
 
@@ -233,7 +233,7 @@ class Index:
         if len(rows) >= ENOUGH:
             with np.errstate(invalid="ignore", divide="ignore"):  # all equal
                 alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
-            blind, reads = BLIND[usual.mean > APART], READS[usual.mean > APART]
+            blind, reads = (float(np.interp(usual.mean, MEANS, bounds)) for bounds in (BLIND, READS))
             self._trust = float(np.nan_to_num(np.clip((alike - blind) / (reads - blind), 0, 1), nan=1.0))
         if usual.mean >= ALIKE or usual.deviation <= LEAST:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -30,7 +30,7 @@ ASKED, TOLD = (
     for names in (["asked"], ["asked", "told"])
 )
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
-SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b)", re.IGNORECASE)
+SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b[^.!?]{{,200}}\?)", re.IGNORECASE)
 TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?[\s\"')\]]*$", re.IGNORECASE)
 LONG = 100  # characters of what a record states; of more only the best sentence is quoted
 # Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
@@ -314,7 +314,9 @@ def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
     return tuple(j for j in range(size) if flags[j]) if 1 in flags and 0 in flags else tuple(range(size))
 
 
-def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[tuple[int, str, float]]:
+def statements_first(
+    question: str, records: Sequence[Ranked], texts: Sequence[str]
+) -> list[tuple[int, list[str], float]]:
     """Order records by what they tell about a question, for a note with little room: a change before what it changed.
 
     The question and the newest answer to it often share no word ("Where do I live?", "We got the keys to a flat"). So
@@ -329,9 +331,9 @@ def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[s
         texts: For each record, the words of whoever is asked about.
 
     Returns:
-        The index of each record, best first; its sentences that are neither questions nor tasks, or all its text if it
-        has none, or the best of them if they have more than 100 characters; and from 0 to 1 how much it tells of the
-        kind of fact that is asked for.
+        The index of each record that states something, best first; its sentences that are neither questions nor tasks,
+        or the best of them if they have more than 100 characters; and from 0 to 1 how much it tells of the kind of fact
+        that is asked for.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -339,10 +341,12 @@ def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[s
         >>> texts = ["How do I boil an egg?", "We got the keys to a flat in Perth. Any tips?"]
         >>> entries = [index_record_of(Document(text, id=text)) for text in texts]
         >>> found = [Ranked(entry, 0.0, {"relevance": 0.0}) for entry in entries]
-        >>> [text for _, text, _ in statements_first("Where do I live?", found, texts)]
-        ['We got the keys to a flat in Perth.', 'How do I boil an egg?']
+        >>> statements_first("Where do I live?", found, texts)[0][:2]
+        (1, ['We got the keys to a flat in Perth.'])
     """
-    if not records:
+    sentences = [[part for part in SENTENCE.split(text) if part and not TASK.search(part)] for text in texts]
+    stating = [i for i, parts in enumerate(sentences) if parts]
+    if not stating:
         return []
     words = set(tokenize(question))
     hints: dict[str, float] = {}
@@ -350,33 +354,30 @@ def statements_first(question: str, records: Sequence[Ranked], texts: Sequence[s
         kinds = [kind for kind, asked in ASKED.items() if word in asked]
         for stem in set().union(*(TOLD[kind] for kind in kinds)) - words:
             hints[stem] = max(hints.get(stem, 0.0), 1 / len(kinds) / COMMON[stem] ** 0.5)
-    stated = [" ".join(part for part in SENTENCE.split(text) if not TASK.search(part)).strip() for text in texts]
-    stems = [frozenset(tokenize(told or text)) for told, text in zip(stated, texts, strict=True)]
+    weights = hints | dict.fromkeys(words, 1.0)
+    stems = [frozenset(tokenize(" ".join(sentences[i]))) for i in stating]
     number = Counter(chain.from_iterable(stems))
-    rare = dict(zip(number, idf([*number.values()], len(stems)).tolist(), strict=True))
+    rare: dict[str, float] = dict(zip(number, idf([*number.values()], len(stems)).tolist(), strict=True))
     most = float(idf(1, len(stems)))
-    states = np.array([bool(text) for text in stated], float)
-    told = np.array([sum(rare[stem] * hints[stem] for stem in hints.keys() & own) for own in stems])
-    told = states * np.minimum(told / most, 2) / 2
-    score = np.array([sum(rare[stem] for stem in words & own) for own in stems])
-    score = score / (sum(rare.get(word, most) for word in words) or 1) + told + states
-    score += 1.5 * np.array([found.parts["relevance"] for found in records])
+
+    def worth(known: Iterable[str], own: Iterable[str]) -> float:
+        return sum(rare.get(stem, 0.0) * weights[stem] for stem in set(known).intersection(own))
+
+    told = np.array([min(worth(hints, own) / most, 2) / 2 for own in stems])
+    score = np.array([worth(words, own) for own in stems]) / (sum(rare.get(word, most) for word in words) or 1) + told
+    score += 1.5 * np.array([records[i].parts["relevance"] for i in stating])
     whole = ALL.search(question) is not None
     if whole or not is_about_user(question):
-        score += 2 * min_max_scale(np.array([found.score for found in records]))
+        score += 2 * min_max_scale(np.array([records[i].score for i in stating]))
     if not whole:
         best = int(score.argmax())
         sizes = np.array([sum(rare[stem] ** 2 for stem in own) ** 0.5 or 1 for own in stems])
         common = np.array([sum(rare[stem] ** 2 for stem in own & stems[best]) for own in stems])
-        times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
-        score += 2 * states * common / (sizes * sizes[best]) * (times > times[best])
-    weights = hints | dict.fromkeys(words, 1.0)
+        times = np.array([at.timestamp() if (at := records[i].entry.at) else 0.0 for i in stating])
+        score += 2 * common / (sizes * sizes[best]) * (times > times[best])
 
-    def worth(text: str) -> float:
-        return float(sum(rare.get(stem, 0.0) * weights[stem] for stem in weights.keys() & set(tokenize(text))))
-
-    def quote(text: str) -> str:
-        return text if len(text) <= LONG else max(SENTENCE.split(text), key=worth)
+    def quoted(parts: list[str]) -> list[str]:
+        return parts if sum(map(len, parts)) <= LONG else [max(parts, key=lambda part: worth(weights, tokenize(part)))]
 
     order = np.argsort(-score, kind="stable").tolist()
-    return [(i, quote(stated[i] or texts[i]), float(told[i])) for i in order]
+    return [(stating[i], quoted(sentences[stating[i]]), float(told[i])) for i in order]

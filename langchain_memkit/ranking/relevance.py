@@ -46,6 +46,7 @@ NO_NAMES = frozenset(tokenize(" ".join([*MONTHS, *DAYS, *NUMBERS, "i'm i've i'd 
 
 def is_about_user(question: str) -> bool:
     """Return whether a question is about the user, or about what was said: "my", "did we", "you told me"."""
+    question = question[:READ].replace("\u2019", "'")
     language = language_of(question)
     own = OWN if language == "english" else ME[language]
     return bool(YOU.search(question) or own.search(ADVICE.sub("", TEXT.sub("", question))))

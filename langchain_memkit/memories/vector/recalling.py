@@ -21,11 +21,11 @@ from langchain_memkit.memories.vector.adapter import VectorStoreAdapter, index_o
 from langchain_memkit.memories.vector.core import VectorMemoryConfig
 from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
 from langchain_memkit.messages.notes import ROUNDS, NoteParts, Record, note_message, note_parts, render_note_parts
-from langchain_memkit.messages.text import QUESTION, printable, printable_html, quote_lines, truncate_with_warning
+from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
 from langchain_memkit.messages.tokens import count_text, count_tokens
 from langchain_memkit.ranking.index import Index, IndexRecord
 from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, best_first, statements_first
-from langchain_memkit.ranking.relevance import DO, is_about_user
+from langchain_memkit.ranking.relevance import DO, FLOOR, is_about_user
 from langchain_memkit.ranking.speakers import YOU
 from langchain_memkit.ranking.tokenize import language_of
 from langchain_memkit.stores.vector_cache import ReadSession
@@ -148,9 +148,9 @@ def note_record_of(
     if (known := notes.get(ranked.shown)) is None:
         lines, text = _shown(ranked, document)
         told = note_parts(Record(text, source=source, date=entry.at, memory=ROUNDS))
-        known = notes[ranked.shown] = text, tuple((line.message, line.text) for line in lines), told
-    text, parts, told = known
-    return Record(text, source=source, date=entry.at, parts=parts, rank=rank, score=score, memory=ROUNDS), told
+        known = notes[ranked.shown] = text, "", tuple((line.message, line.text) for line in lines), told
+    text, role, parts, told = known
+    return Record(text, "", role, source, entry.at, None, parts, rank, score, ROUNDS), told
 
 
 def _shown(ranked: Ranked, document: Document) -> tuple[list[RoundLine], str]:
@@ -190,7 +190,7 @@ FEW = 8  # records per batch where the texts come with the index
 MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
-BRIEF = 72  # tokens; a note with fewer holds single sentences, since its frame alone would take half of them
+BRIEF = 72  # tokens; a note of at most so many holds single sentences, since its frame would take half of them
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
@@ -230,9 +230,9 @@ async def recall(
     misses = 0
     ranked, count, best = await _ranked(core, user_id, text, keep, fetched, None if brief else core.floor)
     share = _share(core.floor, best)
-    quoted: Iterator[Any] = iter(())
-    if brief and (share or (is_about_user(text) and not DO.search(text))):
-        quoted, tells = await _statements(core, user_id, text, [*ranked], seen)
+    quotes: dict[str, Any] = {}
+    if brief and (share or (core.floor == FLOOR and is_about_user(text) and not DO.search(text))):
+        ranked, quotes, tells = await _statements(core, user_id, text, [*ranked])
         # The floor measures words in common, of which the newer statement often has none.
         share = float(share > 0 or tells)
     if remarks is not None and count and share < 1:
@@ -249,9 +249,10 @@ async def recall(
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     full = False
-    while not full and (some := list(islice(quoted if brief else ranked, BATCH if reads else FEW))):
-        for found, rerank, document, notes in some if brief else await _fetched(core, user_id, some, seen):
-            record, parts = note_record_of(found, rerank, document, len(chosen), notes)
+    while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
+        for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
+            known = {found.shown: quotes[found.entry.id]} if brief else notes
+            record, parts = note_record_of(found, rerank, document, len(chosen), known)
             heading, quote, session = parts
             told = quote if brief or (session and (heading, session) in headed) else f"{heading}\n{quote}"
             cost = count_text(f"{told}\n", core.counter) - message
@@ -261,7 +262,7 @@ async def recall(
                 chosen.append((found.entry, record, parts))
                 headed.add((heading, session))
                 room -= cost
-            full = misses >= MISSES or len(chosen) == core.k
+            full = misses >= (BATCH if brief else MISSES) or len(chosen) == core.k
             if full:
                 break
     note = _note(chosen)
@@ -284,35 +285,39 @@ async def recall(
 
 
 async def _statements(
-    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found], seen: set[str]
-) -> tuple[Iterator[Any], bool]:
-    """Fetch the texts of ranked records as `_fetched` does, in the order of `statements_first`, each to be one line.
+    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found]
+) -> tuple[Iterator[Found], dict[str, Any], bool]:
+    """Order records as `statements_first` does, leaving out those that state nothing new.
 
-    Returns also whether any of them tells of the kind of fact that is asked for.
+    Returns the records; for each id what is quoted: text, speaker, ids and texts of the messages, and how it is
+    rendered; and whether any of them tells of the kind of fact that is asked for.
     """
-    role = "ai" if YOU.search(question) else "human"
-    fetched = list(await _fetched(core, user_id, ranked, seen))
-    lines = []
-    for found, _, document, _ in fetched:
-        shown, text = _shown(found, document)
+    role, asked = "ai" if YOU.search(question) else "human", question.casefold()
+    text_of = await core.records.texts(user_id, [found.entry.id for found, _ in ranked])
+    said: list[tuple[Ranked, list[RoundLine]]] = []  # what one speaker said in a record
+    for found, _ in ranked:
+        if (stored := text_of(found.entry.id)) is None:
+            continue
+        lines, text = _shown(found, stored[0])
         # What whoever is named said; else the user, or the model if the question is about its words.
-        if len(shown) == len(found.entry.said):
-            shown = [line for line in shown if line.role == role] or shown
-        lines.append(shown or [RoundLine("human", "", text, "", False)])
-    texts = [" ".join(line.text for line in said) for said in lines]
-    records = [found for found, *_ in fetched]
-    order = await cpu_bound(lambda: statements_first(question, records, texts), long=len(records) > FEW)
-
-    def quoted() -> Iterator[Any]:
-        for i, text, _ in order:
-            (found, rerank, document, _), line = fetched[i], lines[i][0]
-            date = found.entry.at.date().isoformat() if found.entry.at else ""
-            who = "" if line.speaker == "human" else line.speaker
-            head = " ".join(filter(None, (date, who)))
-            quote = quote_lines(" ".join(f"{head}: {text}".removeprefix(": ").split()))
-            yield found, rerank, document, {found.shown: (text, ((line.message, text),), ("", quote, ""))}
-
-    return quoted(), any(told for *_, told in order)
+        if len(lines) == len(found.entry.said):
+            meant = [line for line in lines if line.role == role or (line.name and line.name.casefold() in asked)]
+            lines = meant or lines
+        lines = lines or [RoundLine("document", "", text, "", False)]
+        speakers = dict.fromkeys(line.speaker for line in lines)
+        said += [(found, [line for line in lines if line.speaker == speaker]) for speaker in speakers]
+    texts = [" ".join(line.text for line in lines) for _, lines in said]
+    records = [found for found, _ in said]
+    order = await cpu_bound(lambda: statements_first(question, records, texts), long=len(said) > FEW)
+    quotes: dict[str, Any] = {}
+    for i, sentences, _ in order:
+        (found, lines), quote = said[i], " ".join(sentences)
+        if found.entry.id not in quotes and all(quote != known for known, *_ in quotes.values()):
+            parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
+            told = note_parts(Record(quote, role=lines[0].speaker, date=found.entry.at, memory=ROUNDS))
+            quotes[found.entry.id] = quote, lines[0].speaker, parts, told
+    by_id = {found.entry.id: (found, score) for found, score in ranked}
+    return (by_id[name] for name in quotes), quotes, any(told for *_, told in order)
 
 
 def _share(floor: float | None, best: float) -> float:
