@@ -32,6 +32,7 @@ ASKED, TOLD = (
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
 SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b[^.!?]{{,200}}\?)", re.IGNORECASE)
 TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?[\s\"')\]]*$", re.IGNORECASE)
+LAST = 10.0  # more than all other points of a record: those that state nothing come last
 LONG = 100  # characters of what a record states; of more only the best sentence is quoted
 # Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
 ALL = re.compile(
@@ -331,9 +332,9 @@ def statements_first(
         texts: For each record, the words of whoever is asked about.
 
     Returns:
-        The index of each record that states something, best first; its sentences that are neither questions nor tasks,
-        or the best of them if they have more than 100 characters; and from 0 to 1 how much it tells of the kind of fact
-        that is asked for.
+        The index of each record, best first, those that state nothing last; its sentences that are neither questions
+        nor tasks, or all if there is nothing else, or the best of them if they have more than 100 characters; and from
+        0 to 2 how much they tell by their words: of the question, and of the kind of fact that is asked for.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -344,10 +345,12 @@ def statements_first(
         >>> statements_first("Where do I live?", found, texts)[0][:2]
         (1, ['We got the keys to a flat in Perth.'])
     """
-    sentences = [[part for part in SENTENCE.split(text) if part and not TASK.search(part)] for text in texts]
-    stating = [i for i, parts in enumerate(sentences) if parts]
-    if not stating:
+    if not records:
         return []
+    split = [[part for part in SENTENCE.split(text) if part] for text in texts]
+    stated = [[part for part in parts if not TASK.search(part)] for parts in split]
+    sentences = [some or parts for some, parts in zip(stated, split, strict=True)]
+    states = np.array([bool(some) for some in stated], float)
     words = set(tokenize(question))
     hints: dict[str, float] = {}
     for word in words:
@@ -355,7 +358,7 @@ def statements_first(
         for stem in set().union(*(TOLD[kind] for kind in kinds)) - words:
             hints[stem] = max(hints.get(stem, 0.0), 1 / len(kinds) / COMMON[stem] ** 0.5)
     weights = hints | dict.fromkeys(words, 1.0)
-    stems = [frozenset(tokenize(" ".join(sentences[i]))) for i in stating]
+    stems = [frozenset(tokenize(" ".join(parts))) for parts in sentences]
     number = Counter(chain.from_iterable(stems))
     rare: dict[str, float] = dict(zip(number, idf([*number.values()], len(stems)).tolist(), strict=True))
     most = float(idf(1, len(stems)))
@@ -363,21 +366,21 @@ def statements_first(
     def worth(known: Iterable[str], own: Iterable[str]) -> float:
         return sum(rare.get(stem, 0.0) * weights[stem] for stem in set(known).intersection(own))
 
-    told = np.array([min(worth(hints, own) / most, 2) / 2 for own in stems])
-    score = np.array([worth(words, own) for own in stems]) / (sum(rare.get(word, most) for word in words) or 1) + told
-    score += 1.5 * np.array([records[i].parts["relevance"] for i in stating])
+    total = sum(rare.get(word, most) for word in words) or 1
+    told = states * [worth(words, own) / total + min(worth(hints, own) / most, 2) / 2 for own in stems]
+    score = LAST * states + told + 1.5 * np.array([found.parts["relevance"] for found in records])
     whole = ALL.search(question) is not None
     if whole or not is_about_user(question):
-        score += 2 * min_max_scale(np.array([records[i].score for i in stating]))
+        score += 2 * min_max_scale(np.array([found.score for found in records]))
     if not whole:
         best = int(score.argmax())
         sizes = np.array([sum(rare[stem] ** 2 for stem in own) ** 0.5 or 1 for own in stems])
         common = np.array([sum(rare[stem] ** 2 for stem in own & stems[best]) for own in stems])
-        times = np.array([at.timestamp() if (at := records[i].entry.at) else 0.0 for i in stating])
+        times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
         score += 2 * common / (sizes * sizes[best]) * (times > times[best])
 
     def quoted(parts: list[str]) -> list[str]:
         return parts if sum(map(len, parts)) <= LONG else [max(parts, key=lambda part: worth(weights, tokenize(part)))]
 
     order = np.argsort(-score, kind="stable").tolist()
-    return [(stating[i], quoted(sentences[stating[i]]), float(told[i])) for i in order]
+    return [(i, quoted(sentences[i]), float(told[i])) for i in order]

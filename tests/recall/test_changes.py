@@ -126,6 +126,46 @@ def test_equal_sentences_are_quoted_once_and_a_floor_holds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "question"),
+    [
+        ("When we moved to Perth, I sold the car.", "Where did I move?"),
+        ("Can't eat gluten anymore.", "Can I eat gluten?"),
+        ("Name is Nemo.", "What is my name?"),
+        ("How do I boil an egg?", "What did I ask about boiling an egg?"),
+    ],
+)
+def test_what_looks_like_a_task_is_not_lost(said: str, question: str) -> None:
+    """A statement may begin like one; and where nothing is stated, the question itself is quoted."""
+    [note] = memory_of(*told(said)).load(question)
+    assert records_of(note)[0].text == said
+
+
+def test_below_the_floor_only_what_tells_is_quoted() -> None:
+    """A question about the user brings nothing along that shares no word with it, nor with its kind of fact."""
+    other = [f"The {thing} is broken." for thing in ("boiler", "lamp", "kettle", "fence", "radio", "clock", "printer")]
+    memory = memory_of(*told(*other, "I feed penguins on Sundays.", "We got the keys to a flat in Perth."))
+    assert memory.load("What is my blood type?") == []
+    [note] = memory.load("Where do I live?")
+    assert [record.text for record in records_of(note)] == ["We got the keys to a flat in Perth."]
+
+
+def test_an_erased_statement_hides_no_living_one() -> None:
+    """Two sessions hold the same words, and one of them is cleared in the history alone."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
+    for name, answer in (("a", "Noted."), ("b", "Good to know.")):
+        said = [HumanMessage("I live in Sydney.", id=f"{name}1"), AIMessage(answer, id=f"{name}2")]
+        histories(name, "u1").add_messages(said)
+        VectorMemory(store, name, user_id="u1").save(said)
+    memory = VectorMemory(store, "c", user_id="u1", max_tokens=64, get_session_history=histories)
+    for gone in ("b", "a"):
+        [note] = memory.load("Where do I live?")
+        assert [record.text for record in records_of(note)] == ["I live in Sydney."]
+        histories(gone, "u1").clear()
+    assert memory.load("Where do I live?") == []
+
+
+@pytest.mark.parametrize(
     ("said", "quoted"),
     [
         ("I signed in Perth, could not move there though.", "I signed in Perth, could not move there though."),

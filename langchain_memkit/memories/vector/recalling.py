@@ -191,6 +191,7 @@ MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
 BRIEF = 72  # tokens; a note of at most so many holds single sentences, since its frame would take half of them
+TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
@@ -232,9 +233,9 @@ async def recall(
     share = _share(core.floor, best)
     quotes: dict[str, Any] = {}
     if brief and (share or (core.floor == FLOOR and is_about_user(text) and not DO.search(text))):
-        ranked, quotes, tells = await _statements(core, user_id, text, [*ranked])
         # The floor measures words in common, of which the newer statement often has none.
-        share = float(share > 0 or tells)
+        ranked, quotes = await _statements(core, user_id, text, [*ranked], room, 0.0 if share else TELLS)
+        share = float(bool(quotes))
     if remarks is not None and count and share < 1:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
@@ -249,20 +250,23 @@ async def recall(
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     full = False
-    while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
+    while not full and (some := list(islice(ranked, BATCH if reads and not brief else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
             known = {found.shown: quotes[found.entry.id]} if brief else notes
             record, parts = note_record_of(found, rerank, document, len(chosen), known)
             heading, quote, session = parts
-            told = quote if brief or (session and (heading, session) in headed) else f"{heading}\n{quote}"
+            place = (record.role, record.text) if brief else (heading, session)
+            if brief and place in headed:
+                continue
+            told = quote if brief or (session and place in headed) else f"{heading}\n{quote}"
             cost = count_text(f"{told}\n", core.counter) - message
             if cost > room - (spare if chosen else 0):
                 misses += 1
             else:
                 chosen.append((found.entry, record, parts))
-                headed.add((heading, session))
+                headed.add(place)
                 room -= cost
-            full = misses >= (BATCH if brief else MISSES) or len(chosen) == core.k
+            full = misses >= MISSES or len(chosen) == core.k
             if full:
                 break
     note = _note(chosen)
@@ -285,12 +289,12 @@ async def recall(
 
 
 async def _statements(
-    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found]
-) -> tuple[Iterator[Found], dict[str, Any], bool]:
-    """Order records as `statements_first` does, leaving out those that state nothing new.
+    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found], room: int, least: float
+) -> tuple[Iterator[Found], dict[str, Any]]:
+    """Order records as `statements_first` does: those whose quote fits into `room`, and that tell at least so much.
 
-    Returns the records; for each id what is quoted: text, speaker, ids and texts of the messages, and how it is
-    rendered; and whether any of them tells of the kind of fact that is asked for.
+    Returns the records, and for each id what is quoted: text, speaker, ids and texts of the messages, and how it is
+    rendered.
     """
     role, asked = "ai" if YOU.search(question) else "human", question.casefold()
     text_of = await core.records.texts(user_id, [found.entry.id for found, _ in ranked])
@@ -299,8 +303,8 @@ async def _statements(
         if (stored := text_of(found.entry.id)) is None:
             continue
         lines, text = _shown(found, stored[0])
-        # What whoever is named said; else the user, or the model if the question is about its words.
-        if len(lines) == len(found.entry.said):
+        # What whoever is named said; if the question is about the user, the user's words, or the model's if it says so.
+        if is_about_user(question) and len(lines) == len(found.entry.said):
             meant = [line for line in lines if line.role == role or (line.name and line.name.casefold() in asked)]
             lines = meant or lines
         lines = lines or [RoundLine("document", "", text, "", False)]
@@ -310,14 +314,14 @@ async def _statements(
     records = [found for found, _ in said]
     order = await cpu_bound(lambda: statements_first(question, records, texts), long=len(said) > FEW)
     quotes: dict[str, Any] = {}
-    for i, sentences, _ in order:
+    for i, sentences, told in order:
         (found, lines), quote = said[i], " ".join(sentences)
-        if found.entry.id not in quotes and all(quote != known for known, *_ in quotes.values()):
+        shown = note_parts(Record(quote, role=lines[0].speaker, date=found.entry.at, memory=ROUNDS))
+        if found.entry.id not in quotes and told >= least and count_text(shown[1], core.counter) <= room:
             parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
-            told = note_parts(Record(quote, role=lines[0].speaker, date=found.entry.at, memory=ROUNDS))
-            quotes[found.entry.id] = quote, lines[0].speaker, parts, told
+            quotes[found.entry.id] = quote, lines[0].speaker, parts, shown
     by_id = {found.entry.id: (found, score) for found, score in ranked}
-    return (by_id[name] for name in quotes), quotes, any(told for *_, told in order)
+    return (by_id[name] for name in quotes), quotes
 
 
 def _share(floor: float | None, best: float) -> float:
