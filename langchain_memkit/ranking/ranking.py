@@ -30,9 +30,11 @@ ASKED, TOLD = (
     for names in (["asked"], ["asked", "told"])
 )
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
-SENTENCE = re.compile(rf"(?<=[.!?])[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b[^.!?]{{,200}}\?)", re.IGNORECASE)
-TASK = re.compile(rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b|\?[\s\"')\]]*$", re.IGNORECASE)
-LAST = 10.0  # more than all other points of a record: those that state nothing come last
+TITLES = r"(?<!\bMr\.)(?<!\bDr\.)(?<!\bMs\.)(?<!\bSt\.)(?<!\bMrs\.)"
+SENTENCE = re.compile(rf"(?<=[.!?]){TITLES}[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b[^.!?]{{,200}}\?)", re.IGNORECASE)
+BEGIN = rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b"
+TASK = re.compile(rf"{BEGIN}|\?[\s\"')\]]*$|^\W*[\w']+(?: [\w']+)?$", re.IGNORECASE)  # or what stood before a question
+MATERIAL = re.compile(rf"({BEGIN}[^.!?\n]{{0,200}}:).*", re.IGNORECASE | re.DOTALL)  # "Translate this: I am a nurse."
 LONG = 100  # characters of what a record states; of more only the best sentence is quoted
 # Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
 ALL = re.compile(
@@ -347,11 +349,12 @@ def statements_first(
     """
     if not records:
         return []
-    split = [[part for part in SENTENCE.split(text) if part] for text in texts]
+    split = [[part for part in SENTENCE.split(MATERIAL.sub(r"\1", text)) if part] for text in texts]
     stated = [[part for part in parts if not TASK.search(part)] for parts in split]
     sentences = [some or parts for some, parts in zip(stated, split, strict=True)]
     states = np.array([bool(some) for some in stated], float)
-    words = set(tokenize(question))
+    names = {name for found in records for _, name, _ in found.entry.said if name}
+    words = set(tokenize(question)).difference(tokenize(" ".join(names)))
     hints: dict[str, float] = {}
     for word in words:
         kinds = [kind for kind, asked in ASKED.items() if word in asked]
@@ -367,8 +370,8 @@ def statements_first(
         return sum(rare.get(stem, 0.0) * weights[stem] for stem in set(known).intersection(own))
 
     total = sum(rare.get(word, most) for word in words) or 1
-    told = states * [worth(words, own) / total + min(worth(hints, own) / most, 2) / 2 for own in stems]
-    score = LAST * states + told + 1.5 * np.array([found.parts["relevance"] for found in records])
+    told = np.array([worth(words, own) / total + min(worth(hints, own) / most, 2) / 2 for own in stems])
+    score = states + told + 1.5 * np.array([found.parts["relevance"] for found in records])
     whole = ALL.search(question) is not None
     if whole or not is_about_user(question):
         score += 2 * min_max_scale(np.array([found.score for found in records]))

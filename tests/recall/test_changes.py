@@ -76,6 +76,13 @@ def test_of_a_long_record_the_best_sentence_is_quoted() -> None:
     assert [record.text for record in records_of(note)] == ["I live in Sydney.", "We got the keys to a flat in Perth."]
 
 
+def test_a_title_ends_no_sentence() -> None:
+    """The name behind it stays, though only the best sentence of a long record is quoted."""
+    beside = "My cat is afraid of the hoover. The neighbours have a boat with a red sail. It was a mild winter here."
+    [note] = memory_of(*told(f"{beside} My accountant is Mr. Abernathy of Leeds.")).load("Who is my accountant?")
+    assert [record.text for record in records_of(note)] == ["My accountant is Mr. Abernathy of Leeds."]
+
+
 def test_who_said_it_stands_before_what_others_said() -> None:
     """The question names a speaker, or asks for the model's words."""
     said = [HumanMessage("I sail at Brighton.", name="Ann"), AIMessage("Try the marina at Hove.")]
@@ -171,10 +178,14 @@ def test_an_erased_statement_hides_no_living_one() -> None:
         ("I signed in Perth, could not move there though.", "I signed in Perth, could not move there though."),
         ("I signed in Perth, could you find movers?", "I signed in Perth"),
         ("Will and I moved to Perth.", "Will and I moved to Perth."),
+        ("Let's move to Perth.", "Let's move to Perth."),
+        ("I moved to Perth last week, ok?", "I moved to Perth last week, ok?"),
+        ("Translate into French: I moved. I signed in Rome.", "Translate into French:"),
+        ("No, where would you sign? I signed in Perth.", "I signed in Perth."),
     ],
 )
 def test_clauses_that_are_no_questions_stay(said: str, quoted: str) -> None:
-    """Only a question behind a comma is cut off."""
+    """Only a question behind a comma is cut off, and what a task is about is not what the user said."""
     [note] = memory_of(*told(said)).load("Where did I move or sign?")
     assert [record.text for record in records_of(note)] == [quoted]
 
