@@ -296,7 +296,7 @@ async def _statements(
     Returns the records, and for each id what is quoted: text, speaker, ids and texts of the messages, and how it is
     rendered.
     """
-    role, asked = "ai" if YOU.search(question) else "human", question.casefold()
+    role, asked, about = "ai" if YOU.search(question) else "human", question.casefold(), is_about_user(question)
     text_of = await core.records.texts(user_id, [found.entry.id for found, _ in ranked])
     said: list[tuple[Ranked, list[RoundLine]]] = []  # what one speaker said in a record
     for found, _ in ranked:
@@ -304,7 +304,7 @@ async def _statements(
             continue
         lines, text = _shown(found, stored[0])
         # What whoever is named said; if the question is about the user, the user's words, or the model's if it says so.
-        if is_about_user(question) and len(lines) == len(found.entry.said):
+        if about and len(lines) == len(found.entry.said):
             meant = [line for line in lines if line.role == role or (line.name and line.name.casefold() in asked)]
             lines = meant or lines
         lines = lines or [RoundLine("document", "", text, "", False)]
