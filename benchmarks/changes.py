@@ -5,10 +5,12 @@
 texts/changes.json holds people who tell an assistant about themselves for a year, each with 10 pairs of statements of
 which the newer changes the older, with a question that both answer and the newer one answers rightly; 10 look-alikes,
 of which the question needs the older one, or both; and 60 everyday requests. Each has a key: the words without which
-the statement does not answer the question. Three sets, a hundred pairs and a hundred look-alikes each:
+the statement does not answer the question. Four sets, a hundred pairs and a hundred look-alikes each:
 
 - `seen`: whoever made the rules and weights looked at these.
-- `unseen`: by another writer, asked for the same ("neither made easy nor made hard"); measured once the rules stood.
+- `unseen`: by another writer, asked for the same ("neither made easy nor made hard"). Nobody looked at the texts, but
+  its figures were seen while the rules were made.
+- `fresh`: by two more writers, asked for the same; measured once, when all was done.
 - `reworded`: by a third writer, who was asked for questions that share hardly a word with either statement, half of
   the time; the words of `ranking/facts.toml` were written by somebody who had seen half of it.
 
@@ -51,7 +53,7 @@ REPLIES = (
     "All right.",
     "Nice.",
 )
-SETS = ("seen", "unseen", "reworded")
+SETS = ("fresh", "unseen", "seen", "reworded")
 Person = dict[str, Any]
 
 
