@@ -35,6 +35,8 @@ SENTENCE = re.compile(rf"(?<=[.!?]){TITLES}[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']
 BEGIN = rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b"
 TASK = re.compile(rf"{BEGIN}|\?[\s\"')\]]*$|^\W*[\w']+(?: [\w']+)?$", re.IGNORECASE)  # or what stood before a question
 MATERIAL = re.compile(rf"({BEGIN}[^.!?\n]{{0,200}}:).*", re.IGNORECASE | re.DOTALL)  # "Translate this: I am a nurse."
+SHORT = 8  # words of an answer that only acknowledges what was said
+NUMBER = re.compile(r"\d\S*")
 LONG = 100  # characters of what a record states; of more only the best sentence is quoted
 # Questions about the past, and those that ask for all there is, or how many: what is newer replaces nothing.
 ALL = re.compile(
@@ -236,16 +238,19 @@ def best_first(
     # Messages of others are hidden only if the question names a speaker, not if it just says "I" or "you".
     worth = found.worth.tobytes() if asked and names else b"\1" * len(found.worth)
 
-    def ranked(i: int) -> Ranked:
-        entry, row = view.entries[i], parts[:, i].tolist()
+    def ranked(i: int, place: int) -> Ranked:
+        entry, row = view.entries[i], parts[:, place].tolist()
         shown = _shown(int(view.first[i]), len(entry.said), worth)
         return Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), shown, float(related[i]))
 
     most = next(_best(view, np.where(likely, related, -np.inf), question.now, 1, keep), None)
     if most is None:
         return RankedRecords(iter(()), 0, 0.0)
-    best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
-    return RankedRecords(map(ranked, best), int(np.count_nonzero(likely)), float(related[most]))
+    best: Sequence[int] = [*_best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)]
+    timed = ranking.recency or ranking.importance or parts[PARTS.index("date")].any()
+    said = [_stated(view.entries[i]) for i in best] if is_about_user(question.text) and not timed else []
+    newest = newest_first(question.text, best, said, view.times)
+    return RankedRecords(map(ranked, newest, best), int(np.count_nonzero(likely)), float(related[most]))
 
 
 def _similarity(index: Index, view: IndexSnapshot, question: Question) -> tuple[Doubles, Flags]:
@@ -311,6 +316,35 @@ def _best(
                 return
 
 
+def newest_first(question: str, order: Sequence[int], said: Sequence[str], times: Doubles) -> Sequence[int]:
+    """Put the newest first of records that differ in numbers only, on their places: "I weigh 80 kg", "I weigh 78 kg".
+
+    A question about the past, for all there is, or with a number, keeps the order.
+
+    Args:
+        question: The question.
+        order: Indices of records, best first.
+        said: What each of these records says.
+        times: When each was said, by index.
+    """
+    if ALL.search(question) or NUMBER.search(question):
+        return order
+    newest, places = [*order], dict[str, list[int]]()
+    for place, text in enumerate(said):
+        places.setdefault(NUMBER.sub("", text), []).append(place)
+    for text, same in places.items():
+        found = sorted((order[place] for place in same), key=times.__getitem__, reverse=True)
+        for place, i in zip(same, found if text else (), strict=False):
+            newest[place] = i
+    return newest
+
+
+def _stated(entry: IndexRecord) -> str:
+    """Return the words of a record, without an assistant's short answer, which only acknowledges what was said."""
+    said = [part for part in entry.said if part.role != "ai" or part.name or len(part.stems) > SHORT]
+    return " ".join([word for part in said for word in (part.name, *part.stems) if word])
+
+
 def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
     """Return the messages to show of a record whose `size` messages begin at `first`; all if none is flagged."""
     flags = worth[first : first + size]
@@ -372,6 +406,7 @@ def statements_first(
     total = sum(rare.get(word, most) for word in words) or 1
     told = np.array([worth(words, own) / total + min(worth(hints, own) / most, 2) / 2 for own in stems])
     score = states + told + 1.5 * np.array([found.parts["relevance"] for found in records])
+    times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
     whole = ALL.search(question) is not None
     if whole or not is_about_user(question):
         score += 2 * min_max_scale(np.array([found.score for found in records]))
@@ -379,11 +414,11 @@ def statements_first(
         best = int(score.argmax())
         sizes = np.array([sum(rare[stem] ** 2 for stem in own) ** 0.5 or 1 for own in stems])
         common = np.array([sum(rare[stem] ** 2 for stem in own & stems[best]) for own in stems])
-        times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
         score += 2 * common / (sizes * sizes[best]) * (times > times[best])
 
     def quoted(parts: list[str]) -> list[str]:
         return parts if sum(map(len, parts)) <= LONG else [max(parts, key=lambda part: worth(weights, tokenize(part)))]
 
     order = np.argsort(-score, kind="stable").tolist()
+    order = newest_first(question, order, [" ".join(sentences[i]) for i in order], times)
     return [(i, quoted(sentences[i]), float(told[i])) for i in order]

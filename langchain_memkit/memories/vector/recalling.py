@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -191,6 +192,7 @@ MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
 BRIEF = 72  # tokens; a note of at most so many holds single sentences, since its frame would take half of them
+FIRST = 3  # records that come first because of what they state, in a longer note about the user; some 64 tokens
 TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
@@ -206,7 +208,7 @@ async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep
     text = truncate_with_warning(text, QUESTION, ASKED)
     hits = HitList()
     seen: set[str] = set()
-    ranked, _, _ = await _ranked(core, user_id, text, keep, None, None)
+    ranked, *_ = await _ranked(core, user_id, text, keep, None, None)
     while some := list(islice(ranked, min(k - len(hits), BATCH))):
         hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
     return hits
@@ -225,17 +227,24 @@ async def recall(
     chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
     headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
-    brief = core.max_tokens <= BRIEF and core.reranker is None and language_of(text) == "english"
+    english = core.reranker is None and language_of(text) == "english"
+    about = english and core.floor == FLOOR and is_about_user(text) and not DO.search(text)
+    brief = english and core.max_tokens <= BRIEF
     room = core.max_tokens - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
-    misses = 0
-    ranked, count, best = await _ranked(core, user_id, text, keep, fetched, None if brief else core.floor)
+    misses, first = 0, 1
+    floor = None if brief else core.floor
+    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, floor)
+    ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
     share = _share(core.floor, best)
     quotes: dict[str, Any] = {}
-    if brief and (share or (core.floor == FLOOR and is_about_user(text) and not DO.search(text))):
-        # The floor measures words in common, of which the newer statement often has none.
-        ranked, quotes = await _statements(core, user_id, text, [*ranked], room, 0.0 if share else TELLS)
-        share = float(bool(quotes))
+    # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
+    if (brief and share) or (about and share < 1):
+        known = [*every]
+        stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if share else TELLS)
+        rest = [pair for pair in known if share and pair[0].relation >= least]
+        ranked = stating if brief else chain(islice(stating, FIRST), rest)
+        share, first = share if share and not brief else float(bool(quotes)), max(1, min(FIRST, len(quotes)))
     if remarks is not None and count and share < 1:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
@@ -244,23 +253,23 @@ async def recall(
         remarks.append(f"VectorMemory {filled}: {told}")
     if not share:
         return []
-    # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
-    # is not dropped because the share is small.
+    # Near the floor only a share of the budget is filled. The first records may use all of it, so that a long one is
+    # not dropped because the share is small.
     spare = core.max_tokens - int(share * core.max_tokens)
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     full = False
     while not full and (some := list(islice(ranked, BATCH if reads and not brief else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
-            known = {found.shown: quotes[found.entry.id]} if brief else notes
-            record, parts = note_record_of(found, rerank, document, len(chosen), known)
+            shown = {found.shown: quotes[found.entry.id]} if brief else notes
+            record, parts = note_record_of(found, rerank, document, len(chosen), shown)
             heading, quote, session = parts
             place = (record.role, record.text) if brief else (heading, session)
             if brief and place in headed:
                 continue
             told = quote if brief or (session and place in headed) else f"{heading}\n{quote}"
             cost = count_text(f"{told}\n", core.counter) - message
-            if cost > room - (spare if chosen else 0):
+            if cost > room - (spare if len(chosen) >= first else 0):
                 misses += 1
             else:
                 chosen.append((found.entry, record, parts))
@@ -333,11 +342,12 @@ def _share(floor: float | None, best: float) -> float:
 
 async def _ranked(
     core: VectorMemoryConfig, user_id: str, text: str, keep: Keep, fetched: Fetched | None, floor: float | None
-) -> tuple[Iterator[Found], int, float]:
+) -> tuple[Iterator[Found], int, float, float]:
     """Rank the user's records, with the reranker if there is one.
 
     The reranker is not called if all records are below the floor. Returns the records, best first, each with its
-    reranker score or None; the number of records that were compared; and the highest `relation` among them.
+    reranker score or None; the number of records that were compared; the highest `relation` among them; and the lowest
+    with which a record is to be shown.
     """
     store, now = core.store, core.now()
     accessed: Mapping[str, datetime] = await core.records.accesses(user_id) if core.ranking.recency else {}
@@ -362,13 +372,14 @@ async def _ranked(
         found = (ranked for ranked in found if ranked.score > 0)
     # Near the floor each record must (nearly) reach it itself. Not without vectors: the words alone miss answers that
     # stand beside a related record.
-    elif question.vector is not None and core.ranking.relevance and floor is not None and best < floor + SURE:
-        found = (ranked for ranked in found if ranked.relation >= floor - NEARLY)
-    if core.reranker is None or (floor is not None and best < floor):
-        return ((ranked, None) for ranked in found), count, best
-    by_id = {ranked.entry.id: ranked for ranked in islice(found, RERANKED)}
+    floor = -math.inf if floor is None else floor
+    near = question.vector is not None and core.ranking.relevance and best < floor + SURE
+    least = floor - NEARLY if near else -math.inf
+    if core.reranker is None or best < floor:
+        return ((ranked, None) for ranked in found), count, best, least
+    by_id = {ranked.entry.id: ranked for ranked in islice((r for r in found if r.relation >= least), RERANKED)}
     if not by_id:
-        return iter(()), 0, 0.0
+        return iter(()), 0, 0.0, least
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
     stored = await core.records.get_by_ids(user_id, list(by_id))
     given = [Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id}) for d in stored]
@@ -377,7 +388,7 @@ async def _ranked(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
     chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
-    return ((by_id[name], score) for name, score in chosen if name in by_id), count, best
+    return ((by_id[name], score) for name, score in chosen if name in by_id), count, best, least
 
 
 async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
