@@ -270,9 +270,11 @@ def test_a_quoted_sentence_stays_one_line_of_data() -> None:
 
 
 def test_larger_notes_and_other_languages_hold_whole_rounds() -> None:
-    """From 73 tokens on, and where the words of a change are not known."""
-    memory = memory_of(*told("I live in Sydney.", "We moved to Perth."), max_tokens=73)
-    assert SHORT_FRAME not in memory.load("Where do I live?")[0].text
+    """From 73 tokens on, or 129 if the question is about the user, and where the words of a change are not known."""
+    said = told("I live in Sydney.", "We moved to Perth.")
+    assert SHORT_FRAME not in memory_of(*said, max_tokens=73).load("Who moved to Perth?")[0].text
+    assert SHORT_FRAME in memory_of(*said, max_tokens=128).load("Where do I live?")[0].text
+    assert SHORT_FRAME not in memory_of(*said, max_tokens=129).load("Where do I live?")[0].text
     memory = memory_of(*told("Ich wohne in Berlin und ich bin froh."))
     assert SHORT_FRAME not in memory.load("Wo wohne ich und seit wann bin ich in Berlin?")[0].text
 

@@ -191,7 +191,9 @@ FEW = 8  # records per batch where the texts come with the index
 MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
-BRIEF = 72  # tokens; a note of at most so many holds single sentences, since its frame would take half of them
+# Tokens: a note of at most so many holds single sentences, since a frame and a few rounds would fill it. The second for
+# questions about the user, which a sentence often answers.
+BRIEF = 72, 128
 FIRST = 3  # records that come first because of what they state, in a longer note about the user; some 64 tokens
 TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
@@ -228,8 +230,8 @@ async def recall(
     headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
     english = core.reranker is None and language_of(text) == "english"
+    brief = english and core.max_tokens <= BRIEF[is_about_user(text)]
     about = english and core.floor == FLOOR and is_about_user(text) and not DO.search(text)
-    brief = english and core.max_tokens <= BRIEF
     room = core.max_tokens - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
     misses, first = 0, 1
