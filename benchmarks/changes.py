@@ -1,16 +1,18 @@
-"""Where the newer of two statements stands when something has changed: in a note of 64 tokens of `VectorMemory`.
+"""Whether the newer of two statements stands in a note of `VectorMemory` when something has changed.
 
-    python -m benchmarks.changes [--embeddings minilm] [--tokens 64] [--misses]
+    python -m benchmarks.changes [--embeddings minilm] [--tokens 64] [--tokens 1024] [--misses]
 
 texts/changes.json holds people who tell an assistant about themselves for a year, each with 10 pairs of statements of
 which the newer changes the older, with a question that both answer and the newer one answers rightly; 10 look-alikes,
-of which the question needs the older one, or both; and 60 everyday requests. Each has a key: the words without which
-the statement does not answer the question. Four sets, a hundred pairs and a hundred look-alikes each:
+of which the question needs the older one, or both; and 30 or 60 everyday requests. Each has a key: the words without
+which the statement does not answer the question. Five sets, a hundred pairs and a hundred look-alikes each:
 
 - `seen`: whoever made the rules and weights looked at these.
 - `unseen`: by another writer, asked for the same ("neither made easy nor made hard"). Nobody looked at the texts, but
   its figures were seen while the rules were made.
-- `fresh`: by two more writers, asked for the same; measured once, when all was done.
+- `earlier`: by two more writers, asked for the same; measured once when short notes were done, and looked at since,
+  while larger notes were made.
+- `fresh`: by two more writers; measured once, when all was done.
 - `reworded`: by a third writer, who was asked for questions that share hardly a word with either statement, half of
   the time; the words of `ranking/facts.toml` were written by somebody who had seen half of it.
 
@@ -28,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -53,7 +56,7 @@ REPLIES = (
     "All right.",
     "Nice.",
 )
-SETS = ("fresh", "unseen", "seen", "reworded")
+SETS = ("fresh", "earlier", "unseen", "seen", "reworded")
 Person = dict[str, Any]
 
 
@@ -141,13 +144,14 @@ def _note(memory: VectorMemory, question: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a note")
+    parser.add_argument("--tokens", type=int, action="append", default=[], help=f"of a note ({TOKENS} without it)")
     parser.add_argument("--misses", action="store_true", help="print the notes that lack something")
     options = parser.parse_args()
-    for name in SETS:
+    for tokens, name in product(options.tokens or [TOKENS], SETS):
         for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
-            row = measured(people(name), embedder, options.tokens, options.misses)
-            console.print(f"{name}, {embedder}: {', '.join(f'{key} {value:.3f}' for key, value in row.items())}")
+            row = measured(people(name), embedder, tokens, options.misses)
+            figures = ", ".join(f"{key} {value:.3f}" for key, value in row.items())
+            console.print(f"{tokens} tokens, {name}, {embedder}: {figures}")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ docs/benchmarks.md says what is compared. Besides:
 Bars, on data that was named, in full, with BM25 and MiniLM. `memkit weighted`, masked: recall@10 of CANARD at least .62
 and .75, of iKAT .70 and .85; in the mean of these four above the previous turn and above rare terms, in recall@10 and
 MRR. `weighted`, `auto` and `any retriever`, unmasked or with 1,000 more: on no set more than .01 below the raw
-question. The gate, on each set by both: at least 95% of what it passes loses nothing to the weights, and as much nothing
-to a person; it passes at least 20% of what people left as it was.
+question. The gate, on each set by both: at least 95% of what it passes loses nothing to the weights, and as much
+nothing to a person; it passes at least 20% of what people left as it was.
 """
 
 from __future__ import annotations
