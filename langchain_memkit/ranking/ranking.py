@@ -324,7 +324,7 @@ def newest_first(question: str, order: Sequence[int], said: Sequence[str], times
     Args:
         question: The question.
         order: Indices of records, best first.
-        said: What each of these records says.
+        said: What each of these records says; an empty text keeps its place.
         times: When each was said, by index.
     """
     if ALL.search(question) or NUMBER.search(question):
@@ -420,5 +420,5 @@ def statements_first(
         return parts if sum(map(len, parts)) <= LONG else [max(parts, key=lambda part: worth(weights, tokenize(part)))]
 
     order = np.argsort(-score, kind="stable").tolist()
-    order = newest_first(question, order, [" ".join(sentences[i]) for i in order], times)
+    order = newest_first(question, order, [" ".join(sentences[i]) if told[i] else "" for i in order], times)
     return [(i, quoted(sentences[i]), float(told[i])) for i in order]

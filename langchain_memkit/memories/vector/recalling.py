@@ -194,7 +194,7 @@ MISSES = 3  # records that may fail to fit before the note counts as full
 # Tokens: a note of at most so many holds single sentences, since a frame and a few rounds would fill it. The second for
 # questions about the user, which a sentence often answers.
 BRIEF = 72, 128
-FIRST = 3  # records that come first because of what they state, in a longer note about the user; some 64 tokens
+FIRST = 3  # records that come first in a longer note about the user because of what they state, near the floor
 TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
@@ -229,24 +229,25 @@ async def recall(
     chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
     headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
-    english = core.reranker is None and language_of(text) == "english"
-    brief = english and core.max_tokens <= BRIEF[is_about_user(text)]
-    about = english and core.floor == FLOOR and is_about_user(text) and not DO.search(text)
-    room = core.max_tokens - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
-    message = count_text("", core.counter)  # what a message costs besides its text
-    misses, first = 0, 1
-    floor = None if brief else core.floor
-    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, floor)
-    ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
+    misses = 0
+    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor)
     share = _share(core.floor, best)
-    quotes: dict[str, Any] = {}
+    english, personal = core.reranker is None and language_of(text) == "english", is_about_user(text)
     # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
-    if (brief and share) or (about and share < 1):
+    # Below the floor that fills a short note only, or none without vectors, since it would bring too much along.
+    about = english and personal and share < 1 and core.floor == FLOOR and not DO.search(text)
+    budget = core.max_tokens if share or least == -math.inf else min(core.max_tokens, BRIEF[0])
+    brief = english and budget <= BRIEF[personal]
+    room = budget - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
+    message = count_text("", core.counter)  # what a message costs besides its text
+    ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
+    quotes: dict[str, Any] = {}
+    if (brief and (share or about)) or (about and share):
         known = [*every]
         stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if share else TELLS)
-        rest = [pair for pair in known if share and pair[0].relation >= least]
+        rest = (pair for pair in known if pair[0].relation >= least)
         ranked = stating if brief else chain(islice(stating, FIRST), rest)
-        share, first = share if share and not brief else float(bool(quotes)), max(1, min(FIRST, len(quotes)))
+        share = float(bool(quotes)) if brief else share
     if remarks is not None and count and share < 1:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
@@ -257,7 +258,7 @@ async def recall(
         return []
     # Near the floor only a share of the budget is filled. The first records may use all of it, so that a long one is
     # not dropped because the share is small.
-    spare = core.max_tokens - int(share * core.max_tokens)
+    spare = budget - int(share * budget)
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     full = False
@@ -271,7 +272,7 @@ async def recall(
                 continue
             told = quote if brief or (session and place in headed) else f"{heading}\n{quote}"
             cost = count_text(f"{told}\n", core.counter) - message
-            if cost > room - (spare if len(chosen) >= first else 0):
+            if cost > room - (spare if chosen else 0):
                 misses += 1
             else:
                 chosen.append((found.entry, record, parts))
