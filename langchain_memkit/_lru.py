@@ -46,8 +46,7 @@ class LRUCache(Generic[K, V]):
 
     def get_or_put(self, key: K, value: V) -> V:
         """Return the value that is there, else add this one and return it."""
-        known = self.get(key)
-        if known is not None:
+        if (known := self.get(key)) is not None:
             return known
         self.put(key, value)
         return value

@@ -17,7 +17,6 @@ def progress_bar(wanted: bool, what: str, total: int | None) -> Iterator[Callabl
     from rich.progress import Progress
 
     # in a notebook rich draws with ipywidgets; without them it would warn and draw nothing
-    plain = None if find_spec("ipywidgets") else Console(force_jupyter=False)
-    with Progress(transient=True, console=plain) as bar:
+    with Progress(transient=True, console=None if find_spec("ipywidgets") else Console(force_jupyter=False)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda n: bar.advance(task, n)

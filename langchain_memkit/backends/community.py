@@ -61,14 +61,13 @@ class DatabaseTable:
                 raise ConfigurationError(msg)
             columns: list[Any] = [sql.column(name) for name in (self._session_column, "id", "message")]
             table = sql.table(sql.quoted_name(self._table, quote=True), *columns)
-            query = sql.select(*columns).select_from(table).order_by(*columns[:2])
             with engine.connect() as connection:
                 if count_only:
                     yield connection.execute(sql.select(sql.func.count()).select_from(table)).one()
                     return
                 options = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
                 connection = connection.execution_options(stream_results=True, yield_per=ROWS_AT_ONCE, **options)
-                yield from connection.execute(query)
+                yield from connection.execute(sql.select(*columns).select_from(table).order_by(*columns[:2]))
         except sql.exc.SQLAlchemyError as error:
             msg = f"cannot read table {self._table!r} of {where}: {type(error).__name__} (see the cause of this error)"
             raise HistoryReadError(msg) from error

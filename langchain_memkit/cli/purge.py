@@ -110,8 +110,7 @@ def _in_file(place: Target, opened: ExitStack) -> Iterator[ErasableStore]:
 
 def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack) -> Iterator[ErasableStore]:
     server = require_mongodb()
-    collections = server.inspect_database(place.where, place.database, place.keys, user_id=user_id)
-    for name, (found, *_) in collections.items():
+    for name, (found, *_) in server.inspect_database(place.where, place.database, place.keys, user_id=user_id).items():
         if place.collection not in (None, name):
             continue
         where, names = f"{place.label}, {place.database}.{name}", (place.where, place.database, name)

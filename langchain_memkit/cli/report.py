@@ -316,8 +316,7 @@ def sections_of(found: Findings) -> Iterator[tuple[str, Html]]:
     entities = [_entity(found, name, n) for name, n in found.facts.most_common(ROWS)]
     note = html('<p class="muted">{}</p>', _first(NAMES, len(found.facts)))
     yield "Entities", joined([note, *entities] if entities else [])
-    wishes = sorted(found.wishes, reverse=True)[:ROWS]
-    yield "Preferences", _table(_first(WISHES, len(found.wishes)), SAID, wishes)
+    yield "Preferences", _table(_first(WISHES, len(found.wishes)), SAID, sorted(found.wishes, reverse=True)[:ROWS])
     yield "Notes", _table(_first("", found.total["key-value notes"]), ("title", "text"), found.notes)
     sizes = [(what, where, n, found.characters[what, where]) for what, where, n in found.sizes if n]
     yield "Sizes", _table("", ("what", "where", "#records", "#characters of text"), sizes)

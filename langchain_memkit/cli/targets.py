@@ -150,9 +150,8 @@ def _in_database(place: Target, wanted: Format | None, of_server: str) -> tuple[
         return wanted, place.collection
     if wanted is Format.LANGGRAPH:
         return wanted, None  # its source knows the names of the collections
-    collections = require_mongodb().inspect_database(place.where, place.database, place.keys)
     fitting: dict[str, Format] = {}
-    for name, facts in collections.items():
+    for name, facts in require_mongodb().inspect_database(place.where, place.database, place.keys).items():
         known = [OF_KIND[kind] for kind in facts.kinds if kind in OF_KIND]
         # memkit's own format also reads the rows of langchain-mongodb in its collection.
         held = Format.MEMKIT if Format.MEMKIT in known else next(iter(known), None)

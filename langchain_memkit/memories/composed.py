@@ -104,8 +104,7 @@ class Composer:
         room = None if self.max_tokens is None else self.max_tokens - sum(count_tokens(shown, self.counter))
         records: list[Record] = []
         for recalled, most in found:
-            new = notes.new_records(recalled, shown, records)
-            records += self._fitting(new, shown, records, room, most)
+            records += self._fitting(notes.new_records(recalled, shown, records), shown, records, room, most)
         # Older turns get what the records leave of the budget: records answer the question, older turns may not.
         lead = leading_system_count(shown)
         begin = len(dialogue) - len(shown) + lead
@@ -425,10 +424,9 @@ class ComposedMemory(Memory):
         found: list[Recalled] = [(records, None)]
         for source, messages in zip(self._sources, results, strict=True):
             found.append((notes.tag_source(messages, fanout.name_of(source.memory)), source.max_tokens))
-        compose = partial(composer.compose, dialogue, found)
         # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
         long = composer.counter is not approximate_tokens or composer.template is not notes.render_notes
-        return await cpu_bound(compose, long=long)
+        return await cpu_bound(partial(composer.compose, dialogue, found), long=long)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         said, _ = notes.split_notes(messages)

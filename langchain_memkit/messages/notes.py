@@ -191,8 +191,7 @@ def records_of(message: BaseMessage) -> list[Record]:
     """Return the records of a note, in order; any other message as one record with its text."""
     rest, records = _split(message)
     text = "" if rest is None else message_text(rest)
-    role = message.name or role_of(message)
-    return [Record(text, role=role, id=message.id), *records] if text else records
+    return [Record(text, role=message.name or role_of(message), id=message.id), *records] if text else records
 
 
 def _split(message: BaseMessage) -> tuple[BaseMessage | None, list[Record]]:

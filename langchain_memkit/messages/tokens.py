@@ -269,8 +269,7 @@ def _approximate_any(message: BaseMessage) -> int:
         chars += _size(repr(calls))
     if isinstance(message, ToolMessage):
         chars += len(message.tool_call_id)
-    payloads = sum(number for _, number in costs)
-    return TOKENS_PER_MESSAGE + PAYLOAD_TOKENS * payloads - -chars // CHARS_PER_TOKEN
+    return TOKENS_PER_MESSAGE + PAYLOAD_TOKENS * sum(number for _, number in costs) - -chars // CHARS_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,7 @@ def find_cut_point(messages: Messages, size: Size, budget: int, *, lead: int = 0
         return CutPoint(lead, None, budget >= 0)
     # The newest question is the task: if its turn is over the budget, it stays without the oldest steps after it.
     task = next((i for i in range(end - 1, lead - 1, -1) if isinstance(messages[i], HumanMessage)), None)
-    last = end if task is None else task + 1
-    for i in range(first, last):
+    for i in range(first, end if task is None else task + 1):
         if _may_start(messages, i, lead, start_on):
             return CutPoint(i, None, budget >= 0)
     if task is None:

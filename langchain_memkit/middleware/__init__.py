@@ -230,9 +230,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         calls.seen = runs.dialogue_of_run(request.state)
         calls.running += 1
         handle = request.state.get("memkit_run")
-        hearing = handle.run.recorder.listening() if isinstance(handle, RunHandle) else nullcontext()
         try:
-            with hearing:
+            with handle.run.recorder.listening() if isinstance(handle, RunHandle) else nullcontext():
                 yield calls
         finally:
             calls.running -= 1

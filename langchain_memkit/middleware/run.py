@@ -233,8 +233,7 @@ class Run:
     def own(self, messages: Messages) -> list[BaseMessage]:
         """Return those of the state's messages that belong to the run, each with an id."""
         found = [messages[i] for i in self._own_positions(messages)]
-        named = with_turn_ids(found, [self.marker["place"]], self.marker["turn_id"])
-        return [m for m in named if is_dialogue(m)]
+        return [m for m in with_turn_ids(found, [self.marker["place"]], self.marker["turn_id"]) if is_dialogue(m)]
 
     def own_of_request(self, given: Messages, messages: Messages) -> list[BaseMessage]:
         """Return the run's messages in a request, as other middleware left them.

@@ -117,8 +117,7 @@ class HistoryPreprocessor(_sync.ClosingMixin, TrimPreprocessor):
         await _sync.arun_step(self._background.wait())
 
     async def _clear(self, session_id: str, user_id: str | None) -> None:
-        user = "" if user_id is None else check_id(user_id, "user_id")
-        place = SummaryKey(user, check_id(session_id, "session_id"))
+        place = SummaryKey("" if user_id is None else check_id(user_id, "user_id"), check_id(session_id, "session_id"))
         # Wait first: a summary that is being written would be stored after the deletion.
         await self._background.wait(partial(operator.eq, place))
         await self._store.delete_all(place.prefix)
@@ -153,8 +152,7 @@ class HistoryPreprocessor(_sync.ClosingMixin, TrimPreprocessor):
         if not talk.complete:
             report.notes.append("summaries cannot be read")
         if report.spare:  # notes share what the summary leaves
-            shown = [*talk.head(), *talk.body]
-            measure = partial(self.budget.room, config, shown, follows, report.recalled)
+            measure = partial(self.budget.room, config, [*talk.head(), *talk.body], follows, report.recalled)
             report.room, report.spare = await self.budget.counting(measure)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         talk = await self._compacted(talk, report.room, asked, report.notes, config)

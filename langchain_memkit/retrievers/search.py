@@ -194,8 +194,7 @@ async def _by_vector(
         for text in (question, expanded(question, turns, STRONG))
     ]
     shares = answer_weights(turns, past.strength)
-    texts = [answer[:CHARACTERS] for share, (_, answer) in zip(shares, turns, strict=True) if share and answer]
-    if texts:
+    if texts := [answer[:CHARACTERS] for share, (_, answer) in zip(shares, turns, strict=True) if share and answer]:
         vectors += await Step(partial(model.embed_documents, texts), partial(model.aembed_documents, texts))
         weights += filter(None, shares)
     query, arguments = _blended(weights, vectors), {**retriever.search_kwargs, **options}

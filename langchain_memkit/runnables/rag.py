@@ -116,8 +116,7 @@ class RagPrompt:
         needs = f"'context' (the records) and {' or '.join(map(repr, sorted(names)))} (the question)"
         known = {"context", "chat_history", *names}
         takes = check_prompt(prompt, known, lambda takes: "context" in takes and takes & names, needs)
-        messages = getattr(prompt, "messages", ())
-        self._places = {m.variable_name for m in messages if isinstance(m, MessagesPlaceholder)}
+        self._places = {m.variable_name for m in getattr(prompt, "messages", ()) if isinstance(m, MessagesPlaceholder)}
         others = sorted(self._places - {"context", *names})
         if others and "chat_history" not in takes:
             msg = f"prompt has places for messages, {others}, and none is 'chat_history': it is given none of the past"

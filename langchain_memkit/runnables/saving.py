@@ -106,8 +106,7 @@ class TurnOptions:
         if not isinstance(self.trace, bool):
             raise ConfigurationError(f"trace must be True or False, not {self.trace!r:.50}")
         chain = None if self.preprocessor is None else coerce_to_runnable(self.preprocessor)
-        entries = memory_entries(self.memories)
-        self.prompt = PromptBuilder(entries, chain, self.on_load_error, self.on_context_overflow)
+        self.prompt = PromptBuilder(memory_entries(self.memories), chain, self.on_load_error, self.on_context_overflow)
 
     def answer(self, output: object) -> list[BaseMessage]:
         """Return the messages in the runnable's output."""

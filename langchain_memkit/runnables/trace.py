@@ -561,8 +561,7 @@ class TurnRecorder(BaseCallbackHandler):
         """Return the last report of each preprocessor: an agent's run has one for every call of its model."""
         if self.reports:
             return [report.event() for report in self.reports.values()]
-        heard = {data["preprocessor"]: data for name, data in self._events if name == EVENT}
-        return list(heard.values())
+        return list({data["preprocessor"]: data for name, data in self._events if name == EVENT}.values())
 
     def _leaves(self) -> list[str]:
         """Return the names of the steps that have no steps inside, each once."""
@@ -583,8 +582,7 @@ class TurnRecorder(BaseCallbackHandler):
         def part(message: BaseMessage) -> str:
             names, text = _names([message]), str(message.text)
             if is_note(message):
-                made = {record.memory for record in records_of(message)}
-                return "documents" if made <= {"retriever"} else "notes"
+                return "documents" if all(r.memory == "retriever" for r in records_of(message)) else "notes"
             if names & asked:
                 return "input"
             if names & past or part_of(message) != "history":

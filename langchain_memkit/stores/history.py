@@ -1010,8 +1010,7 @@ class TurnHistory(BaseChatMessageHistory):
         tokens = [n for t in turns for n in t.tokens]
         begin: int | None = 0
         if window is None:
-            kept = cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens)
-            begin = len(messages) - len(kept)
+            begin = len(messages) - len(cut_tail(messages, tokens, max_messages=max_messages, max_tokens=max_tokens))
         elif after is not None:
             # A preprocessor trims its window itself, so it is cut at `after` only.
             # An edit changes the epoch, but not what came before it: there the turn itself tells.

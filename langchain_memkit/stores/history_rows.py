@@ -258,8 +258,7 @@ def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
         IdempotencyConflictError: The stored messages differ.
     """
     begin = sum(len(row.messages) for row in batch.rows[:index])
-    given = batch.given[begin : begin + len(batch.rows[index].messages)]
-    if not same_messages(stored.messages, given):
+    if not same_messages(stored.messages, batch.given[begin : begin + len(batch.rows[index].messages)]):
         msg = (
             f"turn {batch.rows[index].op!r} is stored already at position {stored.seq}, with other messages. "
             "Use a new turn_id (or new message ids) for a new turn."

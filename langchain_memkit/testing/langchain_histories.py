@@ -52,7 +52,6 @@ def text_of_each(messages: Sequence[BaseMessage]) -> list[str]:
 def one_of_each() -> list[BaseMessage]:
     """Make every message type with every kind of field, tool calls and artifacts included."""
     call = {"name": "search", "args": {"q": "sea", "deep": {"k": [1, None, 2.5]}}, "id": "c1", "type": "tool_call"}
-    partial = tool_call_chunk(name="f", args='{"a', id="c3", index=0)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     return [
         SystemMessage("Be brief."),
@@ -74,7 +73,7 @@ def one_of_each() -> list[BaseMessage]:
         FunctionMessage(content="42", name="f"),
         ChatMessage(content="aye", role="pirate"),
         RemoveMessage(id="gone"),
-        AIMessageChunk(content="par", tool_call_chunks=[partial]),
+        AIMessageChunk(content="par", tool_call_chunks=[tool_call_chunk(name="f", args='{"a', id="c3", index=0)]),
         HumanMessageChunk(content="tial"),
         HumanMessage("extra", mood="calm"),
     ]

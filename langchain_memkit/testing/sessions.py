@@ -42,11 +42,10 @@ class SessionListContract(BothStyles):
     def pages(self, histories: Any, call: Call, verb: str, *args: object, **options: Any) -> list[Any]:
         """Return all items, page by page, with the cursor as a web page would send it."""
         found: list[Any] = []
-        page = call(histories, verb, *args, **options)
-        while page:
+        while page := call(histories, verb, *args, **options):
             assert len(page) <= options["limit"]
             found += page
-            page = call(histories, verb, *args, **options, before=page[-1].cursor)
+            options["before"] = page[-1].cursor
         return found
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 10])
@@ -106,8 +105,7 @@ class SessionListContract(BothStyles):
         kept = {"a": {"f": "x", "n": 1}, "b": {"f": "x", "n": True}, "c": {"f": "y", "in": {"f": "x"}}}
         for name, metadata in kept.items():
             call(histories, "update_session", name, "u1", metadata=metadata)
-        cases: list[tuple[dict[str, Any], list[str]]]
-        cases = [({"f": "x"}, ["b", "a"]), ({"f": "x", "n": 1}, ["a"]), ({"n": True}, ["b"]), ({"$ne": "x"}, [])]
+        cases: Any = [({"f": "x"}, ["b", "a"]), ({"f": "x", "n": 1}, ["a"]), ({"n": True}, ["b"]), ({"$ne": "x"}, [])]
         for where, names in cases:
             assert ids_of(call(histories, "list_sessions", "u1", where=where)) == names
             assert ids_of(self.pages(histories, call, "list_sessions", "u1", where=where, limit=1)) == names

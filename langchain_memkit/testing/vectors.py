@@ -77,9 +77,8 @@ class VectorStoreContract(BothStyles):
         def save(store: Store, documents: Sequence[Document], embedded: bool = True, **options: object) -> bool:
             user, session = (documents[0].metadata[name] for name in ("user_id", "session_id"))
             begun = call(store.records, "begin", user, session)
-            vectors: list[object] = [None] * len(documents)
-            if embedded:
-                vectors = call(store.records, "embed", [document.page_content for document in documents])
+            texts = [document.page_content for document in documents]
+            vectors = call(store.records, "embed", texts) if embedded else [None] * len(documents)
             return bool(call(store.records, "write", user, session, begun.generation, documents, vectors, **options))
 
         return save
@@ -168,16 +167,14 @@ class VectorStoreContract(BothStyles):
         (vector,) = begun.vectors.values()
         assert vector == pytest.approx(call(store.records, "embed", [text])[0])
         # A vector that the store returned is stored unchanged.
-        again = record(12, session_id="s3")
         began = call(store.records, "begin", "u1", "s3")
-        assert call(other.records, "write", "u1", "s3", began.generation, [again], [vector])
+        assert call(other.records, "write", "u1", "s3", began.generation, [record(12, session_id="s3")], [vector])
 
     def test_begin_tells_of_records(self, make_store: MakeStore, save: Call, call: Call) -> None:
         """`begin` returns the requested records of this session; none of others, and none that has expired."""
         now = [AT]
         store = make_store(EMBEDDING, now=lambda: now[0])
-        ends = (AT + timedelta(minutes=5)).isoformat()
-        documents = [record(1), record(2), record(3, expires_at=ends)]
+        documents = [record(1), record(2), record(3, expires_at=(AT + timedelta(minutes=5)).isoformat())]
         theirs = [record(4, session_id="s2"), record(5, user_id="u2")]
         save(store, documents)
         for document in theirs:

@@ -107,9 +107,8 @@ def turn_document(
     # stored, which a clear has to know. The server replaces an empty timestamp with its own time.
     if now < server_now - CLOCKS:
         document["storedAt"] = Timestamp(0, 0)
-    expires = expiry(row, now, settings)
     marks = {"replaces": row.replaces, "isDeleted": row.is_deleted, "trace": row.trace}
-    return {**document, **expires, **{name: mark for name, mark in marks.items() if mark}}
+    return {**document, **expiry(row, now, settings), **{name: mark for name, mark in marks.items() if mark}}
 
 
 def expiry(row: TurnRow, created_at: datetime, settings: Settings) -> BsonDict:

@@ -87,8 +87,7 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
         return [document["_id"] for document in documents]
 
     async def set(self, values: dict[str, Any]) -> None:
-        operations = [_replacement(key, value) for key, value in values.items()]
-        for i, batch in enumerate(batches(operations)):
+        for i, batch in enumerate(batches([_replacement(key, value) for key, value in values.items()])):
             await self.bulk_write(batch, begun=i > 0)
 
     async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:

@@ -139,8 +139,7 @@ class Append:
         current = await self._head(self.scope)
         stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
         for index, row in list(self.pending):
-            if row.op in stored:
-                document = stored[row.op]
+            if document := stored.get(row.op):
                 if self.kind == "turn":
                     history_rows.stored_or_conflict(self.batch, index, history_rows.read_turn(document, None))
                 self.last = docs.head_of([document]) or EMPTY
@@ -320,8 +319,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Return a page of turns, oldest first: langchain-mongodb's rows, then ours."""
         # No head while paging through langchain-mongodb's rows: they are not in our index, so it would cost a scan.
         legacy = after if isinstance(after, LegacyPosition) else None
-        found = [] if legacy else await self.read(self.newest(scope, "majority"))
-        head = docs.head_of(found) or EMPTY
+        head = docs.head_of([] if legacy else await self.read(self.newest(scope, "majority"))) or EMPTY
         base = head.base
         if legacy or (after is None and not scope.user_id and not base):
             turns, following = await self._legacy_page(scope, legacy or LegacyPosition(), 1, limit)
@@ -636,8 +634,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """
         turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": docs.MARKERS})
         deleted = await self.delete_many({**turns, **docs.STORED_LONG_AGO}, begun=True)
-        change = docs.voided(head.epoch)
-        recent = await self.sent(lambda c: c.update_many(turns, change), begun=True)
+        recent = await self.sent(lambda c: c.update_many(turns, docs.voided(head.epoch)), begun=True)
         # Documents with a damaged position: no reader shows them, but their content must go as well.
         rest = turns_filter(*scope, seq={"$exists": True, "$not": {"$gt": 0, "$lte": history_rows.MOST}})
         await self.delete_many(rest, begun=True)

@@ -30,8 +30,7 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
     # A person's decision comes first; else a spelling with capitals, of these the most frequent, then one that is not
     # all capitals, then the longest.
     best = groups.shown.get(root) or max(own, key=quality, default=root)
-    others = sorted(spellings, key=lambda form: (-spellings[form], form))
-    return best, [form for form in others if form != best]
+    return best, sorted(spellings.keys() - {best}, key=lambda form: (-spellings[form], form))
 
 
 def list_entities(book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]]) -> EntityList:

@@ -341,8 +341,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         epoch = sources[0].epoch
         of_session = book.of_session(self._session) if epoch else []
         dead = {key for key in of_session if not base.same_conversation(book.facts[key].epoch, epoch)}
-        rows = facts_of(zip(sources, found, strict=True), book)
-        return [row for row in rows if not book.contains(row, dead)], dead
+        return [row for row in facts_of(zip(sources, found, strict=True), book) if not book.contains(row, dead)], dead
 
     async def _clear(self) -> None:
         if self._core.read_only:

@@ -441,8 +441,7 @@ def _is_firm(row: FactRow) -> bool:
     first = row.surface[:1]
     if not row.label or first.islower():
         return False
-    before = row.text.partition(row.surface)[0]
-    return not first.isupper() or any(char.isalnum() for char in before)
+    return not first.isupper() or any(char.isalnum() for char in row.text.partition(row.surface)[0])
 
 
 def _is_part(short: str, full: str) -> bool:

@@ -70,8 +70,7 @@ def entries_note(entries: Iterable[Entry], max_tokens: int, counter: base.TokenC
         words = [match.end() for match in WORD.finditer(text) if LEAST <= match.end() < len(text)]
         for ends in (sentences, words):
             # Binary search, since counting may be slow: a longer beginning is taken to have no fewer tokens.
-            fitting = bisect_right(ends, False, key=lambda end: not fits(cut(end)))
-            if fitting:
+            if fitting := bisect_right(ends, False, key=lambda end: not fits(cut(end))):
                 records.append(cut(ends[fitting - 1]))
                 break
     return [note_message(records)] if records else []

@@ -138,8 +138,7 @@ def _plain_entries(text: str, name: str) -> list[dict[str, str]]:
     rules = {i: None for i, line in enumerate(lines) if line.strip() == "---"}
     # a second rule right after the first one belongs to the description
     titles = [i - 1 for i in rules if i and lines[i - 1].strip() and i - 1 not in rules]
-    before = [line for line in lines[: titles[0] if titles else len(lines)] if line.strip()]
-    if before:
+    if before := [line for line in lines[: titles[0] if titles else len(lines)] if line.strip()]:
         msg = f"{name} must begin with a title and a line ---, not with a line of {len(before[0])} characters"
         raise ConfigurationError(msg)
     # Each entry reaches from its title to the next title: line i is the title, i + 1 the rule, the rest the text.
@@ -256,8 +255,7 @@ class EntryCache:
         """Delete entries by title; unknown titles are ignored."""
         if isinstance(titles, str):  # iterating over it would give single letters
             raise ConfigurationError("titles must be a list of titles, not a str")
-        keys = [self._entries + Entry(title, "").key for title in titles]
-        if keys:
+        if keys := [self._entries + Entry(title, "").key for title in titles]:
             # Invalidate the caches before the delete as well: if this process dies before the second write, no other
             # one goes on showing entries that it cached before and that are gone.
             await self._set([])
