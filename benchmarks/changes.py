@@ -90,9 +90,11 @@ def stands(item: Person, name: str, note: str) -> bool:
     return False
 
 
-def found_order(question: str, records: Sequence[Ranked], texts: Sequence[str]) -> list[tuple[int, list[str], float]]:
+def found_order(
+    question: str, records: Sequence[Ranked], texts: Sequence[str]
+) -> Iterator[tuple[int, list[str], float]]:
     """The sentences of `statements_first`, in the order in which the records were found."""
-    return sorted(statements_first(question, records, texts))
+    return iter(sorted(statements_first(question, records, texts)))
 
 
 def measured(some: Sequence[Person], embedder: str, tokens: int = TOKENS, misses: bool = False) -> dict[str, float]:

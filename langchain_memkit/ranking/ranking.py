@@ -353,7 +353,7 @@ def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
 
 def statements_first(
     question: str, records: Sequence[Ranked], texts: Sequence[str]
-) -> list[tuple[int, list[str], float]]:
+) -> Iterator[tuple[int, list[str], float]]:
     """Order records by what they tell about a question, for a note with little room: a change before what it changed.
 
     The question and the newest answer to it often share no word ("Where do I live?", "We got the keys to a flat"). So
@@ -368,9 +368,9 @@ def statements_first(
         texts: For each record, the words of whoever is asked about.
 
     Returns:
-        The index of each record, best first, those that state nothing last; its sentences that are neither questions
-        nor tasks, or all if there is nothing else, or the best of them if they have more than 100 characters; and from
-        0 to 2 how much they tell by their words: of the question, and of the kind of fact that is asked for.
+        Lazily, the index of each record, best first, those that state nothing last; its sentences that are neither
+        questions nor tasks, or all if there is nothing else, or the best of them if they have more than 100 characters;
+        and from 0 to 2 how much they tell by their words: of the question, and of the kind of fact that is asked for.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -378,11 +378,11 @@ def statements_first(
         >>> texts = ["How do I boil an egg?", "We got the keys to a flat in Perth. Any tips?"]
         >>> entries = [index_record_of(Document(text, id=text)) for text in texts]
         >>> found = [Ranked(entry, 0.0, {"relevance": 0.0}) for entry in entries]
-        >>> statements_first("Where do I live?", found, texts)[0][:2]
+        >>> next(statements_first("Where do I live?", found, texts))[:2]
         (1, ['We got the keys to a flat in Perth.'])
     """
     if not records:
-        return []
+        return iter(())
     split = [[part for part in SENTENCE.split(MATERIAL.sub(r"\1", text)) if part] for text in texts]
     stated = [[part for part in parts if not TASK.search(part)] for parts in split]
     sentences = [some or parts for some, parts in zip(stated, split, strict=True)]
@@ -421,4 +421,4 @@ def statements_first(
 
     order = np.argsort(-score, kind="stable").tolist()
     order = newest_first(question, order, [" ".join(sentences[i]) if told[i] else "" for i in order], times)
-    return [(i, quoted(sentences[i]), float(told[i])) for i in order]
+    return ((i, quoted(sentences[i]), float(told[i])) for i in order)

@@ -245,9 +245,9 @@ async def recall(
     if (brief and (share or about)) or (about and share):
         known = [*every]
         stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if share else TELLS)
-        rest = (pair for pair in known if pair[0].relation >= least)
-        ranked = stating if brief else chain(islice(stating, FIRST), rest)
-        share = float(bool(quotes)) if brief else share
+        some = [*islice(stating, FIRST)]
+        ranked = chain(some, stating if brief else (pair for pair in known if pair[0].relation >= least))
+        share = float(bool(some)) if brief else share
     if remarks is not None and count and share < 1:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
@@ -305,8 +305,8 @@ async def _statements(
 ) -> tuple[Iterator[Found], dict[str, Any]]:
     """Order records as `statements_first` does: those whose quote fits into `room`, and that tell at least so much.
 
-    Returns the records, and for each id what is quoted: text, speaker, ids and texts of the messages, and how it is
-    rendered.
+    Returns the records, lazily, and for each id of those returned what is quoted: text, speaker, ids and texts of the
+    messages, and how it is rendered.
     """
     role, asked, about = "ai" if YOU.search(question) else "human", question.casefold(), is_about_user(question)
     text_of = await core.records.texts(user_id, [found.entry.id for found, _ in ranked])
@@ -326,14 +326,18 @@ async def _statements(
     records = [found for found, _ in said]
     order = await cpu_bound(lambda: statements_first(question, records, texts), long=len(said) > FEW)
     quotes: dict[str, Any] = {}
-    for i, sentences, told in order:
-        (found, lines), quote = said[i], " ".join(sentences)
-        shown = note_parts(Record(quote, role=lines[0].speaker, date=found.entry.at, memory=ROUNDS))
-        if found.entry.id not in quotes and told >= least and count_text(shown[1], core.counter) <= room:
-            parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
-            quotes[found.entry.id] = quote, lines[0].speaker, parts, shown
-    by_id = {found.entry.id: (found, score) for found, score in ranked}
-    return (by_id[name] for name in quotes), quotes
+
+    def stating() -> Iterator[Found]:
+        for i, sentences, told in order:
+            (found, lines), quote = said[i], " ".join(sentences)
+            shown = note_parts(Record(quote, role=lines[0].speaker, date=found.entry.at, memory=ROUNDS))
+            if found.entry.id not in quotes and told >= least and count_text(shown[1], core.counter) <= room:
+                parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
+                quotes[found.entry.id] = quote, lines[0].speaker, parts, shown
+                yield found, scores[found.entry.id]
+
+    scores = {found.entry.id: score for found, score in ranked}
+    return stating(), quotes
 
 
 def _share(floor: float | None, best: float) -> float:
