@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.resources import files
-from itertools import chain
+from itertools import chain, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from langchain_memkit.ranking.index import Index
 from langchain_memkit.ranking.records import IndexRecord
 from langchain_memkit.ranking.relevance import is_about_user, relevance_to
 from langchain_memkit.ranking.speakers import AddressedSpeakers, addressed_speakers
-from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 FACTS = tomllib.loads(files("langchain_memkit.ranking").joinpath("facts.toml").read_text("utf-8"))
 ASKED, TOLD = (
@@ -101,6 +101,7 @@ def importance(entries: Sequence[IndexRecord]) -> Doubles:
 
 COMPARED = 50  # least rank that scales to 0: with fewer candidates, the last one would score as no match
 PARTS = ("relevance", "lexical", "neighbours", "session", "speaker", "date", "recency", "importance")
+TIMED = PARTS.index("date")  # the first part that depends on times, or that an app asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +247,13 @@ def best_first(
     most = next(_best(view, np.where(likely, related, -np.inf), question.now, 1, keep), None)
     if most is None:
         return RankedRecords(iter(()), 0, 0.0)
-    best: Sequence[int] = [*_best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)]
-    timed = ranking.recency or ranking.importance or parts[PARTS.index("date")].any()
-    said = [_stated(view.entries[i]) for i in best] if is_about_user(question.text) and not timed else []
-    newest = newest_first(question.text, best, said, view.times)
-    return RankedRecords(map(ranked, newest, best), int(np.count_nonzero(likely)), float(related[most]))
+    best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
+    pairs: Iterable[tuple[int, int]] = ((i, i) for i in best)
+    if _asks_for_now(question.text) and not parts[TIMED:].any():
+        order = [*best]
+        said, times = [_stated(view.entries[i]) for i in order], np.nan_to_num(view.times, nan=-np.inf)
+        pairs = zip(newest_first(order, said, times), order, strict=True)
+    return RankedRecords(starmap(ranked, pairs), int(np.count_nonzero(likely)), float(related[most]))
 
 
 def _similarity(index: Index, view: IndexSnapshot, question: Question) -> tuple[Doubles, Flags]:
@@ -316,33 +319,39 @@ def _best(
                 return
 
 
-def newest_first(question: str, order: Sequence[int], said: Sequence[str], times: Doubles) -> Sequence[int]:
-    """Put the newest first of records that differ in numbers only, on their places: "I weigh 80 kg", "I weigh 78 kg".
+def _asks_for_now(question: str) -> bool:
+    """Return whether a question is about the user, and neither about the past, nor for all there is, nor a number."""
+    return (
+        is_about_user(question)
+        and language_of(question) == "english"
+        and not (ALL.search(question) or NUMBER.search(question))
+    )
 
-    A question about the past, for all there is, or with a number, keeps the order.
+
+def newest_first(order: Sequence[int], said: Sequence[str], times: Doubles) -> list[int]:
+    """Put the newest first of records that differ in a number at most, on their places: "I weigh 80 kg", "... 78 kg".
 
     Args:
-        question: The question.
         order: Indices of records, best first.
         said: What each of these records says; an empty text keeps its place.
         times: When each was said, by index.
     """
-    if ALL.search(question) or NUMBER.search(question):
-        return order
     newest, places = [*order], dict[str, list[int]]()
     for place, text in enumerate(said):
         places.setdefault(NUMBER.sub("", text), []).append(place)
-    for text, same in places.items():
+    places.pop("", None)
+    for same in places.values():
         found = sorted((order[place] for place in same), key=times.__getitem__, reverse=True)
-        for place, i in zip(same, found if text else (), strict=False):
+        for place, i in zip(same, found, strict=True):
             newest[place] = i
     return newest
 
 
 def _stated(entry: IndexRecord) -> str:
-    """Return the words of a record, without an assistant's short answer, which only acknowledges what was said."""
+    """Return the words of a record that states a number, without an assistant's short answer, which acknowledges it."""
     said = [part for part in entry.said if part.role != "ai" or part.name or len(part.stems) > SHORT]
-    return " ".join([word for part in said for word in (part.name, *part.stems) if word])
+    words = " ".join([word for part in said for word in (part.name, *part.stems)])
+    return words if NUMBER.search(words) else ""
 
 
 def _shown(first: int, size: int, worth: bytes) -> tuple[int, ...]:
@@ -407,7 +416,8 @@ def statements_first(
     told = np.array([worth(words, own) / total + min(worth(hints, own) / most, 2) / 2 for own in stems])
     score = states + told + 1.5 * np.array([found.parts["relevance"] for found in records])
     times = np.array([found.entry.at.timestamp() if found.entry.at else 0.0 for found in records])
-    whole = ALL.search(question) is not None
+    # Times that the question names, or that an app weights, count as the search counts them.
+    whole = bool(ALL.search(question)) or any(found.parts[name] for found in records for name in PARTS[TIMED:])
     if whole or not is_about_user(question):
         score += 2 * min_max_scale(np.array([found.score for found in records]))
     if not whole:
@@ -420,5 +430,6 @@ def statements_first(
         return parts if sum(map(len, parts)) <= LONG else [max(parts, key=lambda part: worth(weights, tokenize(part)))]
 
     order = np.argsort(-score, kind="stable").tolist()
-    order = newest_first(question, order, [" ".join(sentences[i]) if told[i] else "" for i in order], times)
+    if _asks_for_now(question) and not whole:
+        order = newest_first(order, [" ".join(sentences[i]) if told[i] else "" for i in order], times)
     return ((i, quoted(sentences[i]), float(told[i])) for i in order)

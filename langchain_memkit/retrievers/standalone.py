@@ -77,9 +77,9 @@ _MY = re.compile(r"\b[Mm]y\s+(?=[a-z])")  # "my password": whose it is can be to
 # "the Coast", "the EU rules", "Prince Bernhard", not "the Ivory Coast", "the Bank of England", "King Charles III";
 # "after the war"; "what is notable?"; "Who was Devin Moore?", since several people may have that name.
 _OPEN = re.compile(
-    r"\b(?:[Tt]he|King|Queen|Prince|Princess|Pope|Saint)\s+[A-Z][\w-]*\b(?![\w-]|\W+(?:of\b|[A-Z\d]))"
+    r"\b(?:[Tt]he|King|Queen|Prince|Princess|Pope)\s+(?!Jr)[A-Z][\w-]*\b(?![\w-]|\W+(?:of\b|[A-Z\d]))"
     r"|\b(?:after|before|during) the\b|\b(?:highlights?|interesting|notable|noteworthy)\b"
-    r"|^\W*[Ww]ho(?:['\u2019]s| is| was)(?: [A-Z][\w.-]*)+\W*$"
+    r"|^\W*[Ww]ho(?:['\u2019]s| is| was)(?: [^\W\da-z_][\w.'\u2019-]*)+\W*$"
 )
 _FULL_NAME = re.compile(r"(?<=[\w,;:] )\W?[A-Z]\S*(?:\s+(?:(?:of|the|and|de)\s+)*[A-Z]\S*)+")  # "Barack Obama"
 _NUMBERED = re.compile(r"\b[a-z]+ #?(?!(?:19|20)\d\d\b)\d{2,}\b")  # "error 42"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from langchain_core.documents import Document
@@ -20,6 +21,7 @@ from langchain_memkit import (
     explain_last_turn,
     session,
 )
+from langchain_memkit.base import Query
 from langchain_memkit.memories.vector import Ranking
 from langchain_memkit.messages.notes import SHORT_FRAME, Record, note_message, records_of
 from langchain_memkit.messages.tokens import count_tokens
@@ -30,7 +32,7 @@ NEWER, KEPT = {"wordllama": 0.81, WORDS_ONLY: 0.76}, 0.95  # .02 below what was 
 DEFAULT = {"wordllama": 0.87, WORDS_ONLY: 0.69}  # the same in a note of 1,024 tokens; .64 and .68 by the floor alone
 
 
-def memory_of(*said: HumanMessage | AIMessage, max_tokens: int = 64, **options: Ranking) -> VectorMemory:
+def memory_of(*said: HumanMessage | AIMessage, max_tokens: int = 64, **options: Any) -> VectorMemory:
     """A memory of messages, each round a day later than the one before."""
     clock = iter(BEGIN + timedelta(days=i) for i in range(1_000))
     store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
@@ -107,13 +109,77 @@ def test_questions_about_a_number_or_the_past_find_older_statements(question: st
     assert "119 kg" not in memory.search(question, k=1)[0].text
 
 
+def test_the_best_record_stays_before_what_tells_more() -> None:
+    """It was let through by the floor, so that a note of few records holds it; what tells of the user comes next."""
+    said = told(*people("unseen")[0]["fillers"], "Is Kew a good town?")
+    said += told("We got the keys to a flat in Perth and signed the lease.")
+    for k, words in ((1, {"Kew"}), (2, {"Kew", "Perth"})):
+        memory = memory_of(*said, max_tokens=1_024, k=k)
+        assert 1 <= memory.search("Which town do I live in?", k=1)[0].relation < 1.97
+        texts = [record.text for record in records_of(memory.load("Which town do I live in?")[0])]
+        assert len(texts) == k
+        assert all(any(word in text for text in texts) for word in words)
+
+
+def test_explain_says_that_the_best_record_was_below_the_floor() -> None:
+    """A longer note that holds what a short one would."""
+    others = [f"The {thing} is broken." for thing in ("boiler", "lamp", "kettle", "fence", "radio", "clock", "printer")]
+    memory = memory_of(*told(*others, *others, "We got the keys to a flat in Perth."), max_tokens=1_024)
+    remarks: list[str] = []
+    assert memory.load(Query("Where do I live?", remarks=remarks))
+    [remark] = remarks
+    assert remark.startswith("VectorMemory quoted single sentences: the best of ")
+
+
 def test_an_app_that_weights_importance_keeps_its_order() -> None:
     """Or recency: these weights say what comes first."""
-    memory = memory_of(*told(*WEIGHTS), ranking=Ranking(importance=0.01))
+    memory = memory_of(
+        *told(*WEIGHTS), ranking=Ranking(importance=0.5), importance=lambda text: 9 if "83" in text else 1
+    )
     assert "119 kg" not in memory.search("What is my weight?", k=1)[0].text
 
 
-def test_answers_to_the_same_short_question_are_no_equals() -> None:
+@pytest.mark.parametrize("question", ["What was my weight on New Year's Day?", "My weight on New Year's Day"])
+def test_a_day_that_the_question_names_is_shown(question: str) -> None:
+    """In a short note, too: neither what tells most nor what is newest comes before it."""
+    clock = iter(BEGIN + timedelta(days=i) for i in range(1_000))
+    store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
+    memory = VectorMemory(store, "s", user_id="u1", max_tokens=64, now=clock.__next__)
+    for text in WEIGHTS:
+        memory.save(told(text))
+    assert "80 kg" in memory.load(question)[0].text
+
+
+def test_the_words_for_the_past_are_known_in_english_only() -> None:
+    """The order of other languages stays."""
+    said = [f"Mein Gewicht ist heute {80 + i} kg." for i in range(40)]
+    assert "119 kg" not in memory_of(*told(*said)).search("Wie war mein Gewicht ganz am Anfang?", k=1)[0].text
+
+
+def test_answers_to_the_same_question_are_no_equals() -> None:
+    """Only what the user says with a number is one of many, and what others say always counts."""
+    firms = ("DHL", "UPS", "Hermes", "GLS")
+    memory = memory_of(
+        *(m for firm in firms for m in (HumanMessage("Who delivers my order?"), AIMessage(f"{firm} does.")))
+    )
+    assert "DHL" in memory.search("When does DHL deliver my order?", k=1)[0].text
+
+
+def test_undated_statements_come_behind_dated_ones() -> None:
+    """Documents without a date are ranked, too."""
+    store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
+    store.add_documents([Document(f"My weight is {90 + i} kg.", metadata={"user_id": "u1"}) for i in range(5)])
+    clock = iter(BEGIN + timedelta(days=i) for i in range(1_000))
+    memory = VectorMemory(store, "s", user_id="u1", now=clock.__next__)
+    for i in range(5):
+        memory.save([HumanMessage(f"My weight is {80 + i} kg.")])
+        memory.save([HumanMessage(f"My weight is {70 + i} kg."), AIMessage("Noted.")])
+    hits = memory.search("What is my weight?")
+    dated = [hit.date for hit in hits if hit.text.startswith("human") and "ai" not in hit.text]
+    assert dated == sorted(dated, reverse=True)
+
+
+def test_answers_of_people_to_the_same_short_question_are_no_equals() -> None:
     """Two people, or a long answer: what the others say counts as well."""
     said = [
         m
@@ -270,11 +336,15 @@ def test_a_quoted_sentence_stays_one_line_of_data() -> None:
 
 
 def test_larger_notes_and_other_languages_hold_whole_rounds() -> None:
-    """From 73 tokens on, or 129 if the question is about the user, and where the words of a change are not known."""
+    """From 73 tokens on, or 129 near the floor, and where the words of a change are not known."""
     said = told("I live in Sydney.", "We moved to Perth.")
-    assert SHORT_FRAME not in memory_of(*said, max_tokens=73).load("Who moved to Perth?")[0].text
-    assert SHORT_FRAME in memory_of(*said, max_tokens=128).load("Where do I live?")[0].text
-    assert SHORT_FRAME not in memory_of(*said, max_tokens=129).load("Where do I live?")[0].text
+    assert SHORT_FRAME not in memory_of(*said, max_tokens=73).load("Where do I live?")[0].text
+    near = told(*people("unseen")[0]["fillers"], "My flat is in Perth, by the sea.")
+    found = memory_of(*near).search("In which city do I have a flat?", k=1)[0].relation
+    assert 1 <= found < 1.97
+    for max_tokens, short in ((128, True), (129, False)):
+        [note] = memory_of(*near, max_tokens=max_tokens).load("In which city do I have a flat?")
+        assert (SHORT_FRAME in note.text) is short
     memory = memory_of(*told("Ich wohne in Berlin und ich bin froh."))
     assert SHORT_FRAME not in memory.load("Wo wohne ich und seit wann bin ich in Berlin?")[0].text
 

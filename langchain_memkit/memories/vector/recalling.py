@@ -192,7 +192,7 @@ MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
 # Tokens: a note of at most so many holds single sentences, since a frame and a few rounds would fill it. The second for
-# questions about the user, which a sentence often answers.
+# questions about the user if the search is not sure what answers them.
 BRIEF = 72, 128
 FIRST = 3  # records that come first in a longer note about the user because of what they state, near the floor
 TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
@@ -232,28 +232,31 @@ async def recall(
     misses = 0
     every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor)
     share = _share(core.floor, best)
-    english, personal = core.reranker is None and language_of(text) == "english", is_about_user(text)
+    english = core.reranker is None and language_of(text) == "english"
     # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
     # Below the floor that fills a short note only, or none without vectors, since it would bring too much along.
-    about = english and personal and share < 1 and core.floor == FLOOR and not DO.search(text)
+    about = english and share < 1 and is_about_user(text) and core.floor == FLOOR and not DO.search(text)
     budget = core.max_tokens if share or least == -math.inf else min(core.max_tokens, BRIEF[0])
-    brief = english and budget <= BRIEF[personal]
+    brief = english and budget <= BRIEF[about]
     room = budget - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
     ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
     quotes: dict[str, Any] = {}
-    if (brief and (share or about)) or (about and share):
+    unsure = share < 1
+    if (brief and share) or (about and (brief or share)):
         known = [*every]
-        stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if share else TELLS)
+        stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if brief and share else TELLS)
         some = [*islice(stating, FIRST)]
-        ranked = chain(some, stating if brief else (pair for pair in known if pair[0].relation >= least))
-        share = float(bool(some)) if brief else share
-    if remarks is not None and count and share < 1:
+        if brief:
+            ranked, share = chain(some, stating), float(bool(some))
+        else:  # behind the best one, which the floor let through
+            ranked = chain(known[:1], some, (pair for pair in known if pair[0].relation >= least))
+    if remarks is not None and count and unsure:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
             told += f"; the similarities of {core.store.name}, whose scale is not known, do not count"
-        filled = f"filled {share:.0%} of its tokens" if share else "recalled nothing"
-        remarks.append(f"VectorMemory {filled}: {told}")
+        filled = "quoted single sentences" if brief else f"filled {share:.0%} of its tokens"
+        remarks.append(f"VectorMemory {filled if share else 'recalled nothing'}: {told}")
     if not share:
         return []
     # Near the floor only a share of the budget is filled. The first records may use all of it, so that a long one is
@@ -283,7 +286,7 @@ async def recall(
                 break
     note = _note(chosen)
     # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
-    while chosen and count_tokens([note], core.counter)[0] > core.max_tokens:
+    while chosen and count_tokens([note], core.counter)[0] > budget:
         chosen.pop()
         note = _note(chosen)
     if not chosen:
@@ -334,9 +337,8 @@ async def _statements(
             if found.entry.id not in quotes and told >= least and count_text(shown[1], core.counter) <= room:
                 parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
                 quotes[found.entry.id] = quote, lines[0].speaker, parts, shown
-                yield found, scores[found.entry.id]
+                yield found, None
 
-    scores = {found.entry.id: score for found, score in ranked}
     return stating(), quotes
 
 
