@@ -35,9 +35,8 @@ OnLoadError: TypeAlias = Literal["report", "raise"] | Callable[[MemoryReadError]
 
 def name_of(memory: object) -> str:
     """Return the name of a memory's kind for reports; never what it holds."""
-    if isinstance(memory, RetrieverMemory):
-        return repr(memory)
-    return getattr(memory, "__name__", type(memory).__name__)  # a function has one of its own
+    # A function has a name of its own.
+    return repr(memory) if isinstance(memory, RetrieverMemory) else getattr(memory, "__name__", type(memory).__name__)
 
 
 def bound_maker(maker: Callable[..., T], session_id: str, user_id: str | None) -> Callable[[], T]:

@@ -617,9 +617,7 @@ class AgentTurns:
         kept, asked, note = await prompt.compose(context, run.loaded, inside, in_run=True)
         own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.
-        last = len(kept)
-        if kept and own and isinstance(own[0], trimming.RESULTS):
-            last = trimming.group_starts(kept)[-1]
+        last = trimming.group_starts(kept)[-1] if kept and own and isinstance(own[0], trimming.RESULTS) else len(kept)
         kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
         before, after = insert_note(kept, own, note, apart=False)
         shown = [*summary, *before, *after]

@@ -229,7 +229,6 @@ async def recall(
     chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
     headed: set[tuple[str, str]] = set()
     seen: set[str] = set()
-    misses = 0
     every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor)
     share = _share(core.floor, best)
     english = core.reranker is None and language_of(text) == "english"
@@ -250,7 +249,8 @@ async def recall(
         if brief:
             ranked, share = chain(some, stating), float(bool(some))
         else:  # behind the best one, which the floor let through
-            ranked = chain(known[:1], some, (pair for pair in known if pair[0].relation >= least))
+            rest = [pair for pair in known if pair[0].relation >= least]
+            ranked = chain(rest[:1], some, rest)
     if remarks is not None and count and unsure:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
@@ -264,7 +264,7 @@ async def recall(
     spare = budget - int(share * budget)
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
-    full = False
+    misses, full = 0, False
     while not full and (some := list(islice(ranked, BATCH if reads and not brief else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
             shown = {found.shown: quotes[found.entry.id]} if brief else notes
