@@ -31,7 +31,9 @@ ASKED, TOLD = (
 )
 COMMON = Counter(chain.from_iterable(TOLD.values()))  # in how many kinds of facts a word is told
 TITLES = r"(?<!\bMr\.)(?<!\bDr\.)(?<!\bMs\.)(?<!\bSt\.)(?<!\bMrs\.)"
-SENTENCE = re.compile(rf"(?<=[.!?]){TITLES}[\"')\]]*\s+|,\s+(?=(?:{FACTS['task']})\b[^.!?]{{,200}}\?)", re.IGNORECASE)
+# A sentence that takes back the one before stays behind it: "We lived in Rome. Not any more."
+GAP = r"[\"')\]]*\s+(?!\s|(?:but|not|no longer|never mind|actually|scratch that|wait)\b)"
+SENTENCE = re.compile(rf"(?<=[.!?]){TITLES}{GAP}|,\s+(?=(?:{FACTS['task']})\b[^.!?]{{,200}}\?)", re.IGNORECASE)
 BEGIN = rf"^\W*(?:(?:so|and|but|then|ok|please|kindly) )*(?:{FACTS['task']})\b"
 TASK = re.compile(rf"{BEGIN}|\?[\s\"')\]]*$|^\W*[\w']+(?: [\w']+)?$", re.IGNORECASE)  # or what stood before a question
 MATERIAL = re.compile(rf"({BEGIN}[^.!?\n]{{0,200}}:).*", re.IGNORECASE | re.DOTALL)  # "Translate this: I am a nurse."

@@ -218,6 +218,14 @@ def test_a_title_ends_no_sentence() -> None:
     assert [record.text for record in records_of(note)] == ["My accountant is Mr. Abernathy of Leeds."]
 
 
+@pytest.mark.parametrize("back", ["Not any more though.", " But we left.", "Actually, that was Ann."])
+def test_what_is_taken_back_is_not_quoted_without_that(back: str) -> None:
+    """The sentence behind a statement may deny it."""
+    beside = "My cat is afraid of the hoover. The neighbours have a boat with a red sail. It was a mild winter here."
+    [note] = memory_of(*told(f"{beside} I live in Rome. {back}")).load("Where do I live?")
+    assert [record.text for record in records_of(note)] == [f"I live in Rome. {back}"]
+
+
 def test_who_said_it_stands_before_what_others_said() -> None:
     """The question names a speaker, or asks for the model's words."""
     said = [HumanMessage("I sail at Brighton.", name="Ann"), AIMessage("Try the marina at Hove.")]

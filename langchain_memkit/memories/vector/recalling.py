@@ -241,7 +241,6 @@ async def recall(
     message = count_text("", core.counter)  # what a message costs besides its text
     ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
     quotes: dict[str, Any] = {}
-    unsure = share < 1
     if (brief and share) or (about and (brief or share)):
         known = [*every]
         stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if brief and share else TELLS)
@@ -251,7 +250,7 @@ async def recall(
         else:  # behind the best one, which the floor let through
             rest = [pair for pair in known if pair[0].relation >= least]
             ranked = chain(rest[:1], some, rest)
-    if remarks is not None and count and unsure:
+    if remarks is not None and count and _share(core.floor, best) < 1:
         told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
         if isinstance(core.store, VectorStoreAdapter):
             told += f"; the similarities of {core.store.name}, whose scale is not known, do not count"
