@@ -388,7 +388,7 @@ def statements_first(
         >>> from langchain_memkit.ranking.records import index_record_of
         >>> texts = ["How do I boil an egg?", "We got the keys to a flat in Perth. Any tips?"]
         >>> entries = [index_record_of(Document(text, id=text)) for text in texts]
-        >>> found = [Ranked(entry, 0.0, {"relevance": 0.0}) for entry in entries]
+        >>> found = [Ranked(entry, 0.0, dict.fromkeys(PARTS, 0.0)) for entry in entries]
         >>> next(statements_first("Where do I live?", found, texts))[:2]
         (1, ['We got the keys to a flat in Perth.'])
     """
