@@ -323,11 +323,8 @@ def _best(
 
 def _asks_for_now(question: str) -> bool:
     """Return whether a question is about the user, and neither about the past, nor for all there is, nor a number."""
-    return (
-        is_about_user(question)
-        and language_of(question) == "english"
-        and not (ALL.search(question) or NUMBER.search(question))
-    )
+    other = ALL.search(question) or NUMBER.search(question)
+    return not other and is_about_user(question) and language_of(question) == "english"
 
 
 def newest_first(order: Sequence[int], said: Sequence[str], times: Doubles) -> list[int]:

@@ -109,6 +109,15 @@ def test_questions_about_a_number_or_the_past_find_older_statements(question: st
     assert "119 kg" not in memory.search(question, k=1)[0].text
 
 
+@pytest.mark.parametrize(("max_tokens", "sentences"), [(64, 1), (128, 1), (129, 0), (1_024, 0)])
+def test_below_the_floor_words_alone_fill_short_notes_only(max_tokens: int, sentences: int) -> None:
+    """Without vectors a longer note stays empty."""
+    others = [f"The {thing} is broken." for thing in ("boiler", "lamp", "kettle", "fence", "radio", "clock", "printer")]
+    said = told(*others, "We got the keys to a flat in Perth.")
+    memory = memory_of(*said, max_tokens=max_tokens, ranking=Ranking(relevance=0.0))
+    assert sum(len(records_of(note)) for note in memory.load("Where do I live?")) == sentences
+
+
 def test_the_best_record_stays_before_what_tells_more() -> None:
     """It was let through by the floor, so that a note of few records holds it; what tells of the user comes next."""
     said = told(*people("unseen")[0]["fillers"], "Is Kew a good town?")

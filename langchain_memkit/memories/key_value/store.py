@@ -51,9 +51,8 @@ class Entry:
     def key(self) -> str:
         """Return the last part of its store key: the percent-encoded title, or a hash of a long one."""
         quoted = quote(self.title, safe="", errors="surrogatepass")
-        if len(quoted) <= MOST_TITLE:
-            return quoted
-        return "#" + hashlib.sha256(quoted.encode()).hexdigest()  # quoting leaves no "#": no title has this key
+        # Quoting leaves no "#": no title has the key of a hash.
+        return quoted if len(quoted) <= MOST_TITLE else "#" + hashlib.sha256(quoted.encode()).hexdigest()
 
     def to_row(self) -> StoredDict:
         """Return the row as plain JSON data for a store."""

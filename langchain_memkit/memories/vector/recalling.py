@@ -194,7 +194,7 @@ MISSES = 3  # records that may fail to fit before the note counts as full
 # Tokens: a note of at most so many holds single sentences, since a frame and a few rounds would fill it. The second for
 # questions about the user if the search is not sure what answers them.
 BRIEF = 72, 128
-FIRST = 3  # records that come first in a longer note about the user because of what they state, near the floor
+FIRST = 3  # records that stand behind the best one in a longer note near the floor, because of what they state
 TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
 NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
 LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
@@ -208,8 +208,7 @@ Fetched: TypeAlias = tuple[Index, ReadSession | None]
 async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
     text = truncate_with_warning(text, QUESTION, ASKED)
-    hits = HitList()
-    seen: set[str] = set()
+    hits, seen = HitList(), set[str]()
     ranked, *_ = await _ranked(core, user_id, text, keep, None, None)
     while some := list(islice(ranked, min(k - len(hits), BATCH))):
         hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
@@ -225,48 +224,23 @@ async def recall(
     were recalled, and its `remarks` receive explanations of what the floor left out. `fetched` holds the user's index,
     if it was read already. The result is empty if nothing is related to the question, or nothing fits.
     """
-    remarks: list[str] | None = getattr(query, "remarks", None)
-    chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
-    headed: set[tuple[str, str]] = set()
-    seen: set[str] = set()
-    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor)
-    share = _share(core.floor, best)
-    english = core.reranker is None and language_of(text) == "english"
-    # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
-    # Below the floor that fills a short note only, or none without vectors, since it would bring too much along.
-    about = english and share < 1 and is_about_user(text) and core.floor == FLOOR and not DO.search(text)
-    budget = core.max_tokens if share or least == -math.inf else min(core.max_tokens, BRIEF[0])
-    brief = english and budget <= BRIEF[about]
-    room = budget - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
-    message = count_text("", core.counter)  # what a message costs besides its text
-    ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
-    quotes: dict[str, Any] = {}
-    if (brief and share) or (about and (brief or share)):
-        known = [*every]
-        stating, quotes = await _statements(core, user_id, text, known, room, 0.0 if brief and share else TELLS)
-        some = [*islice(stating, FIRST)]
-        if brief:
-            ranked, share = chain(some, stating), float(bool(some))
-        else:  # behind the best one, which the floor let through
-            rest = [pair for pair in known if pair[0].relation >= least]
-            ranked = chain(rest[:1], some, rest)
-    if remarks is not None and count and _share(core.floor, best) < 1:
-        told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
-        if isinstance(core.store, VectorStoreAdapter):
-            told += f"; the similarities of {core.store.name}, whose scale is not known, do not count"
-        filled = "quoted single sentences" if brief else f"filled {share:.0%} of its tokens"
-        remarks.append(f"VectorMemory {filled if share else 'recalled nothing'}: {told}")
+    ranked, quotes, budget, share = await _selected(core, user_id, query, text, keep, fetched)
     if not share:
         return []
-    # Near the floor only a share of the budget is filled. The first records may use all of it, so that a long one is
-    # not dropped because the share is small.
+    brief = quotes is not None
+    chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
+    headed, seen = set[tuple[str, str]](), set[str]()
+    room = budget - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
+    message = count_text("", core.counter)  # what a message costs besides its text
+    # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
+    # is not dropped because the share is small.
     spare = budget - int(share * budget)
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     misses, full = 0, False
     while not full and (some := list(islice(ranked, BATCH if reads and not brief else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
-            shown = {found.shown: quotes[found.entry.id]} if brief else notes
+            shown = notes if quotes is None else {found.shown: quotes[found.entry.id]}
             record, parts = note_record_of(found, rerank, document, len(chosen), shown)
             heading, quote, session = parts
             place = (record.role, record.text) if brief else (heading, session)
@@ -280,8 +254,7 @@ async def recall(
                 chosen.append((found.entry, record, parts))
                 headed.add(place)
                 room -= cost
-            full = misses >= MISSES or len(chosen) == core.k
-            if full:
+            if full := misses >= MISSES or len(chosen) == core.k:
                 break
     note = _note(chosen)
     # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
@@ -302,10 +275,47 @@ async def recall(
     return [note]
 
 
+async def _selected(
+    core: VectorMemoryConfig, user_id: str, query: str, text: str, keep: Keep, fetched: Fetched | None
+) -> tuple[Iterator[Found], dict[str, Any] | None, int, float]:
+    """Select the records of a note.
+
+    Returns them, best first; what is quoted of each, as `_statements` gives it, or None for whole rounds; the tokens of
+    the note; and the share of these that is filled, 0 if nothing is recalled.
+    """
+    remarks: list[str] | None = getattr(query, "remarks", None)
+    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor)
+    share = shown = _share(core.floor, best)
+    english = core.reranker is None and language_of(text) == "english"
+    # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
+    # Below the floor that fills a short note only, or none without vectors, since it would bring too much along.
+    about = english and share < 1 and is_about_user(text) and core.floor == FLOOR and not DO.search(text)
+    budget = core.max_tokens if share or least == -math.inf else min(core.max_tokens, BRIEF[0])
+    brief = english and budget <= BRIEF[about]
+    ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
+    quotes: dict[str, Any] | None = None
+    if (brief and share) or (about and (brief or share)):
+        known = [*every]
+        stating, quoted = await _statements(core, user_id, text, known, budget, 0.0 if brief and share else TELLS)
+        some = [*islice(stating, FIRST)]
+        if brief:
+            ranked, quotes, shown = chain(some, stating), quoted, float(bool(some))
+        else:  # behind the best one, which the floor let through
+            rest = [pair for pair in known if pair[0].relation >= least]
+            ranked = chain(rest[:1], some, rest)
+    if remarks is not None and count and share < 1:
+        told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
+        if isinstance(core.store, VectorStoreAdapter):
+            told += f"; the similarities of {core.store.name}, whose scale is not known, do not count"
+        filled = "quoted single sentences" if brief else f"filled {share:.0%} of its tokens"
+        remarks.append(f"VectorMemory {filled if shown else 'recalled nothing'}: {told}")
+    return ranked, quotes, budget, shown
+
+
 async def _statements(
-    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found], room: int, least: float
+    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found], budget: int, least: float
 ) -> tuple[Iterator[Found], dict[str, Any]]:
-    """Order records as `statements_first` does: those whose quote fits into `room`, and that tell at least so much.
+    """Order records as `statements_first` does: those whose quote fits into a note, and that tell at least so much.
 
     Returns the records, lazily, and for each id of those returned what is quoted: text, speaker, ids and texts of the
     messages, and how it is rendered.
@@ -325,9 +335,11 @@ async def _statements(
         speakers = dict.fromkeys(line.speaker for line in lines)
         said += [(found, [line for line in lines if line.speaker == speaker]) for speaker in speakers]
     texts = [" ".join(line.text for line in lines) for _, lines in said]
-    records = [found for found, _ in said]
-    order = await cpu_bound(lambda: statements_first(question, records, texts), long=len(said) > FEW)
+    order = await cpu_bound(
+        lambda: statements_first(question, [found for found, _ in said], texts), long=len(said) > FEW
+    )
     quotes: dict[str, Any] = {}
+    room = budget - count_text(render_note_parts([("", "", "")]), core.counter)
 
     def stating() -> Iterator[Found]:
         for i, sentences, told in order:
