@@ -449,6 +449,9 @@ class HistoryMessages(list[BaseMessage]):
         return Position(turn.epoch if turn.seq else self.epoch, turn.seq, turn.op, self._read[i].id)
 
 
+EndKind: TypeAlias = Literal["turn", "expiring turn", "marker", "copy"]
+
+
 class SessionHead(NamedTuple):
     """The end of a session.
 
@@ -456,13 +459,14 @@ class SessionHead(NamedTuple):
         seq: The last position; 0 for a session that holds nothing.
         epoch: The epoch of its last row.
         base: Position of the last clear; 0 if there was none. Everything older is void.
-        last: The kind of the last row: a turn that stays, a turn that expires, or the tombstone of a clear.
+        last: The kind of the last row: a turn that stays, a turn that expires, the tombstone of a clear, or a turn of a
+            copy that is not shown yet.
     """
 
     seq: int
     epoch: int
     base: int
-    last: Literal["turn", "expiring turn", "marker"] = "turn"
+    last: EndKind = "turn"
 
 
 class HistoryView(NamedTuple):

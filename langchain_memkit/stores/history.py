@@ -6,6 +6,7 @@ import asyncio
 import copy
 import inspect
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -92,6 +93,11 @@ class TurnStore(StoreBackend, ABC):
     def ttl(self) -> float | None:
         """Seconds after which a stored turn expires; None, the default, if it stays."""
         return None
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which an edit, an undo or an append tries again while others are faster; 30 by default."""
+        return 30.0
 
     @property
     def in_memory(self) -> bool:
@@ -312,10 +318,11 @@ class TurnStore(StoreBackend, ABC):
         raise self._lacks("can be neither edited nor forked", "edits and fork")
 
     async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
-        """Copy the turns that are shown into another session of the same user, inside the database.
+        """Copy the turns that are shown into another session of the same user.
 
         They get the next positions there, an epoch of their own, and keep their ops. Calling it again after a crash
-        finishes the work. Nobody sees a part of it.
+        finishes the work. Nobody sees a part of it; an append to the new session waits for it, or is told
+        (`HistoryWriteError`).
 
         Args:
             scope: The session to copy.
@@ -324,6 +331,9 @@ class TurnStore(StoreBackend, ABC):
 
         Returns:
             Whether the new session holds these turns now; false, and nothing was changed, if it holds others.
+
+        Raises:
+            StaleTurnError: A session was cleared, or the user purged, meanwhile; nothing is left of the copy.
         """
         raise self._lacks("can be neither edited nor forked", "edits and fork")
 
@@ -748,7 +758,8 @@ class TurnHistory(BaseChatMessageHistory):
             The position of the new turn, after all others.
 
         Raises:
-            HistoryConflictError: No turn is shown at this position: it was replaced, deleted or cleared meanwhile.
+            HistoryConflictError: No turn is shown at this position: it was replaced, deleted or cleared meanwhile. Or
+                others wrote to the session each time that this call had read it, until its time was over.
             IdempotencyConflictError: The same `turn_id` is stored with other content, or was taken back.
             ConfigurationError: The store, or the layout, cannot replace turns.
 
@@ -781,6 +792,8 @@ class TurnHistory(BaseChatMessageHistory):
             Whether there was an edit.
 
         Raises:
+            HistoryConflictError: Others wrote to the session each time that this call had read it, until its time was
+                over.
             ConfigurationError: The store, or the layout, cannot replace turns.
         """
         return self._store.run(self._undo_edit())
@@ -825,9 +838,10 @@ class TurnHistory(BaseChatMessageHistory):
         return await self._store.arun(self._regenerate(seq))
 
     def fork(self, session_id: str, *, at: int | None = None) -> Self:
-        """Copy the conversation, as it is shown, into a new session of the same user, inside the database.
+        """Copy the conversation, as it is shown, into a new session of the same user.
 
-        Nobody sees a part of the copy. Ids and dates of the messages stay; memories learn of them by `rebuild`.
+        Nobody sees a part of the copy, and who appends to the new session meanwhile waits until it is there. Ids and
+        dates of the messages stay; memories learn of them by `rebuild`.
 
         Args:
             session_id: The new session, without turns; or that of a call that broke off, which this one finishes.
@@ -838,6 +852,7 @@ class TurnHistory(BaseChatMessageHistory):
 
         Raises:
             HistoryConflictError: The new session holds other turns, or no turn is shown at this position.
+            StaleTurnError: One of both sessions was cleared, or the user purged, meanwhile: nothing was copied.
             ConfigurationError: The store, or the layout, cannot copy turns.
 
         Example:
@@ -917,6 +932,13 @@ class TurnHistory(BaseChatMessageHistory):
         msg = f"session {self.session_id!r} shows no turn at position {seq}: {why}. Read the session again"
         return HistoryConflictError(msg, **context)
 
+    def _too_busy(self, **context: Any) -> HistoryConflictError:
+        msg = (
+            f"others wrote to session {self.session_id!r} each time that it was read, for {self._store.patience:g} s: "
+            "nothing was changed. Try again when they write less"
+        )
+        return HistoryConflictError(msg, **context)
+
     async def _shown(self, seq: int) -> Turn | None:
         found, _ = await self._store.page_forward(self._scope, seq - 1, 1)
         return next((turn for turn in found if turn.seq == seq), None)
@@ -926,6 +948,7 @@ class TurnHistory(BaseChatMessageHistory):
             msg = "an edit needs at least one message; to remove turns from what is shown, use delete_turn"
             raise ConfigurationError(msg)
         store, seq = self._store, batch.rows[0].replaces or 0
+        deadline = time.monotonic() + store.patience
         while True:
             page = await store.page_back(self._scope, None, 1, PageLimit())
             shown = await self._shown(seq)
@@ -939,9 +962,11 @@ class TurnHistory(BaseChatMessageHistory):
             try:
                 stored = await store.append(self._scope, batch, page.seq if shown else MAX_SEQ, origin)
             except (HistoryConflictError, StaleTurnError):
-                if shown:
-                    continue
-                raise self._not_shown(seq, **batch.error_context) from None
+                if not shown:
+                    raise self._not_shown(seq, **batch.error_context) from None
+                if time.monotonic() > deadline:
+                    raise self._too_busy(**batch.error_context) from None
+                continue
             if shown and stored <= page.seq:
                 msg = f"this edit is stored already, at position {stored}, and was taken back: give it another turn_id"
                 raise errors.IdempotencyConflictError(msg, stored=batch.identified, **batch.error_context)
@@ -949,6 +974,7 @@ class TurnHistory(BaseChatMessageHistory):
 
     async def _undo_edit(self) -> bool:
         self._store.check_edits()
+        deadline = time.monotonic() + self._store.patience
         while True:
             page = await self._store.page_back(self._scope, None, 1, PageLimit())
             edits = await self._store.edits(self._scope)
@@ -961,6 +987,8 @@ class TurnHistory(BaseChatMessageHistory):
             try:
                 await self._store.append(self._scope, batch, page.seq, origin)
             except (HistoryConflictError, StaleTurnError):
+                if time.monotonic() > deadline:
+                    raise self._too_busy() from None
                 continue
             return True
 

@@ -447,6 +447,6 @@ def is_transient(error: PyMongoError) -> bool:
     return bool(is_lost or is_undone or codes_of(error) & TRANSIENT_CODES)
 
 
-def batches(items: Sequence[T]) -> Iterator[list[T]]:
-    """Split a list into parts of at most `BATCH` items, as many as one command takes."""
-    return (list(items[i : i + BATCH]) for i in range(0, len(items), BATCH))
+def batches(items: Sequence[T], most: int = BATCH) -> Iterator[list[T]]:
+    """Split a list into parts of at most so many items; by default as many as one command takes."""
+    return (list(items[i : i + most]) for i in range(0, len(items), most))

@@ -13,7 +13,7 @@ from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit.backends.mongodb.clients import BsonDict, scope_filter
 from langchain_memkit.backends.mongodb.commands import LISTING, Settings
-from langchain_memkit.base import ListPosition, SessionHead, TokenCounter, Turn
+from langchain_memkit.base import EndKind, ListPosition, SessionHead, TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
@@ -153,6 +153,42 @@ def turns_of_sessions(
     return [{"$match": match}, {"$group": group}]
 
 
+def groups_of(kind: str, rows: list[BsonDict]) -> list[BsonDict]:
+    """Return the groups of one kind among those of `turns_of_sessions`, without those of damaged sessions."""
+    return [row for row in rows if row["_id"]["kind"] == kind and isinstance(row["_id"]["session"], str)]
+
+
+def counted(rows: list[BsonDict]) -> dict[str, BsonDict]:
+    """Merge the groups of each session that holds turns, but those whose turns are void, erased already or not.
+
+    The newest document of a session says what is void, as it does for who reads the session (`head_of`).
+    """
+    turns, bases = groups_of("turn", rows), dict[str, int]()
+    for row in sorted(turns + groups_of("clear", rows), key=lambda row: position(row["last"]["seq"])):
+        base = row["_id"].get("base")
+        bases[row["_id"]["session"]] = base if isinstance(base, int) else 0
+    found: dict[str, BsonDict] = {}
+    for row in turns:
+        name = row["_id"]["session"]
+        if position(row["last"]["seq"]) > bases[name]:
+            found[name] = _merged(found[name], row) if name in found else row
+    return found
+
+
+def _merged(one: BsonDict, other: BsonDict) -> BsonDict:
+    """Merge two groups of the turns of a session."""
+    both = (one, other)
+    dates = {name: [date for row in both if (date := date_of(row[name]))] for name in ("created", "updated")}
+    return {
+        **one,
+        "turns": one["turns"] + other["turns"],
+        "created": min(dates["created"], default=None),
+        "updated": max(dates["updated"], default=None),
+        "first": min((row["first"] for row in both), key=lambda at: (at["answer"], position(at["seq"]))),
+        "last": max((row["last"] for row in both), key=lambda at: position(at["seq"])),
+    }
+
+
 def ends_of(user_id: str, ids: list[object]) -> list[BsonDict]:
     """Build the pipeline that reads turns, with the first question (else message) and the last message."""
     messages = {"$cond": [{"$isArray": "$messages"}, "$messages", []]}
@@ -181,23 +217,16 @@ def date_of(value: object) -> datetime | None:
     return value if isinstance(value, datetime) else None
 
 
-def opening(scope: SessionScope) -> tuple[BsonDict, list[BsonDict]]:
+def opening(scope: SessionScope, *, is_copy: bool = False) -> tuple[BsonDict, list[BsonDict]]:
     """Build filter and pipeline of the upsert that makes a user's session known to a purge before it holds a turn."""
-    return turns_filter(*scope, seq={"$eq": OPENING}), contentless("opening", "opening", SessionHead(0, 0, 0))
+    made = contentless("opening", "opening", SessionHead(0, 0, 0))
+    marked = [{"$set": {"isCopy": True}}] if is_copy else []
+    return turns_filter(*scope, seq={"$eq": OPENING}), made + marked
 
 
-def copying(
-    scope: SessionScope, session_id: str, into: str, known: set[str], before: int, ops: list[str], head: SessionHead
-) -> list[BsonDict]:
-    """Build the pipeline that copies turns into another session, in this order after a position, but the known ones."""
-    place = {"$add": [before + 1, {"$indexOfArray": [{"$literal": ops}, "$op"]}]}
-    made = {"session_id": {"$literal": session_id}, "seq": place, "storedAt": "$$NOW"}
-    return [
-        {"$match": turns_filter(*scope, op={"$in": [op for op in ops if op not in known]}, kind={"$nin": NO_TURNS})},
-        {"$set": {**made, "epoch": {"$literal": head.epoch}, "base": {"$literal": head.base}}},
-        {"$unset": ["_id", "replaces"]},
-        {"$merge": {"into": into, "whenMatched": "fail"}},
-    ]
+def copies_of(user_id: str) -> BsonDict:
+    """Build the filter on the openings of sessions that turns may be copied into now."""
+    return turns_filter(user_id, seq={"$eq": OPENING}, isCopy=True)
 
 
 def voided(epoch: int) -> list[BsonDict]:
@@ -221,7 +250,7 @@ def is_live(document: BsonDict, base: int, now: datetime, hidden: bool = False) 
     """Return whether a document is a turn to show; those up to `base`, the position of the last clear, are void."""
     seq = document.get("seq")
     is_void = isinstance(seq, (int, float)) and seq <= base
-    return document.get("kind", "turn") not in NO_TURNS and not is_void and is_shown(document, now, hidden)
+    return is_turn(document) and not is_void and is_shown(document, now, hidden)
 
 
 def edits_of(documents: Iterable[BsonDict], base: int, now: datetime) -> list[Edit]:
@@ -236,10 +265,28 @@ def head_of(documents: list[BsonDict]) -> SessionHead | None:
     for document in documents:
         epoch, base = document.get("epoch"), document.get("base")
         if isinstance(epoch, int) and isinstance(base, int):
-            contentless, expires = document.get("kind") in MARKERS, document.get("expiresAt") is not None
-            last: Any = "marker" if contentless else "expiring turn" if expires else "turn"
-            return SessionHead(max(position(d.get("seq")) for d in documents), int(epoch), int(base), last)
+            end = max(position(d.get("seq")) for d in documents)
+            return SessionHead(end, int(epoch), int(base), _kind_of_end(document))
     return None
+
+
+def _kind_of_end(document: BsonDict) -> EndKind:
+    """Return what the last document of a session is."""
+    if document.get("kind") in MARKERS:
+        return "marker"
+    if is_being_copied(document):
+        return "copy"
+    return "turn" if document.get("expiresAt") is None else "expiring turn"
+
+
+def is_being_copied(document: BsonDict) -> bool:
+    """Return whether an undamaged turn is one of a copy that is not shown yet, if it is the newest of its session."""
+    return bool(position(document.get("seq")) <= document["base"])
+
+
+def is_turn(document: BsonDict) -> bool:
+    """Return whether a document is a turn, or was: one that is hidden, replaced or void is."""
+    return document.get("kind", "turn") not in NO_TURNS
 
 
 def position(seq: object) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -21,8 +20,9 @@ from pymongo.read_concern import ReadConcern
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
 from langchain_memkit.backends.mongodb.clients import BsonDict
-from langchain_memkit.backends.mongodb.commands import BATCH, Runner, Settings, batches, is_transient, next_try, text_of
+from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
+from langchain_memkit.backends.mongodb.forks import Fork
 from langchain_memkit.base import EDITS, ListPosition, SessionHead, SessionInfo, Turn, same_conversation
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
@@ -35,6 +35,7 @@ logger = logging.getLogger("langchain_memkit")
 
 MAX_SLICE = 1_000_000
 MANY = 10_000  # turns whose ends one command reads
+COPYING = "`fork` copies turns into this session and has not finished: call it again, or `clear` the session"
 
 
 class LegacyPosition(NamedTuple):
@@ -56,6 +57,7 @@ class Append:
     origin: ReadVersion = field(default_factory=ReadVersion)
     unknown: bool = False  # whether something may be stored already
     last: SessionHead = EMPTY  # the head after the last row that is stored
+    waits: bool = False  # whether a copy into the session was under way at the last look
 
     def __post_init__(self) -> None:
         self.pending = list(enumerate(self.batch.rows))
@@ -85,11 +87,11 @@ class Append:
             try:
                 if self.look_up:
                     await self._look_up()
-                if self.pending:
+                if self.pending and not self.look_up:
                     await self._insert()
                 if not self.pending:
                     return self.last
-                message = "other writers were faster every time"
+                message = COPYING if self.waits else "other writers were faster every time"
             except PyMongoError as error:
                 if not is_transient(error):
                     if self._begun:
@@ -137,6 +139,8 @@ class Append:
             self.unknown = True
             raise self._failed("no majority has confirmed it")
         current = await self._head(self.scope)
+        if self._waits_for(current):
+            return
         stored = {d["op"]: d for d in documents if not (isinstance(d.get("seq"), int) and d["seq"] < current.base)}
         for index, row in list(self.pending):
             if document := stored.get(row.op):
@@ -150,6 +154,11 @@ class Append:
             await self.store.erase_before(self.scope, current._replace(seq=current.base))
         self.look_up = False
 
+    def _waits_for(self, head: SessionHead) -> bool:
+        """Return, and note, whether turns are being copied into the session; a tombstone does not wait for them."""
+        self.waits = head.last == "copy" and self.kind == "turn"
+        return self.waits
+
     async def _insert(self) -> None:
         """Try once to insert the pending rows after the head. The head may be out of date: the unique index decides."""
         store, scope = self.store, self.scope
@@ -159,6 +168,8 @@ class Append:
         self.known = None
         if head is None or (head.seq and head.epoch != self.origin.epoch):
             head = await self._head(scope)
+        if self._waits_for(head):
+            return
         # First turn of a session: the collection may have been dropped and made anew without its unique indexes.
         if not head.seq:
             await store.ensure(again=True)
@@ -168,14 +179,8 @@ class Append:
             return
         # The epoch of a session that begins with a tombstone lives in that tombstone. Extend its life before inserting
         # after it; if it expired meanwhile, return and let the next try read the head again.
-        if head.last == "marker":
-            tombstone = turns_filter(
-                *scope, seq={"$eq": head.seq}, kind={"$in": docs.MARKERS}, epoch={"$eq": head.epoch}
-            )
-            longer = [{"$set": {"expiresAt": docs.IN_TWO_HOURS}}]
-            renewed = await self.store.command(lambda c: c.update_one(tombstone, longer), self._seconds)
-            if not renewed.matched_count:
-                return
+        if head.last == "marker" and not await store.renew(scope, head, self._seconds):
+            return
         # The first turn of an empty session draws the session's epoch; every later one repeats the head's, unless it
         # replaces others.
         end = head if head.seq else SessionHead(0, history_rows.new_epoch(), 0)
@@ -378,8 +383,10 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         either = [{**self.filter(scope), **one} for one in sought]
         fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt", "replaces"]
         documents, now = await self.find({"$or": either}, fields), self.settings.now()
-        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, 0, now))
-        shown = [d for d in documents if is_live(d, 0, now) and d.get("seq") not in replaced]
+        # Turns before a tombstone are void, also if they are not erased yet.
+        base = (docs.head_of(await self.read(self.newest(scope))) or EMPTY).base if documents else 0
+        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
+        shown = [d for d in documents if is_live(d, base, now) and d.get("seq") not in replaced]
         live = [m.get("id") for d in shown for m in d.get("messages") or ()]
         return set(ids) & {i for i in live if isinstance(i, str)}  # an id that is no valid UTF-8 is stored as a dict
 
@@ -422,18 +429,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             await self.ping()
         unreplaced = await self._unreplaced(asked.user_id, names)
         rows = await self.rows(docs.turns_of_sessions(asked, names, self.settings.now(), unreplaced))
-        found: dict[str, BsonDict] = {}
-        details: dict[str, SessionDetails] = {}
-        bases = [base if isinstance(base := row["_id"].get("base"), int) else 0 for row in rows]
-        ordered = sorted(zip(bases, rows, strict=True), key=lambda pair: (pair[0], pair[1]["_id"]["kind"] != "clear"))
-        for _, row in ordered:
-            name, kind = row["_id"]["session"], row["_id"]["kind"]
-            if kind == "session":
-                details[name] = SessionDetails(**row["details"])
-            elif kind == "clear":
-                found.pop(name, None)  # turns before a tombstone are void, also if they are not erased yet
-            elif isinstance(name, str):
-                found[name] = row
+        details = {row["_id"]["session"]: SessionDetails(**row["details"]) for row in docs.groups_of("session", rows)}
+        found = docs.counted(rows)
         ends: dict[object, Turn] = {}
         ids = [row[end]["id"] for row in found.values() for end in ("first", "last")]
         for some in range(0, len(ids), MANY):
@@ -522,20 +519,26 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         given = {name: value for name, value in (("title", title), ("metadata", metadata)) if value is not None}
         fresh: BsonDict = {"op": "session", "kind": "session", "v": FORMAT_VERSION, "title": "", "metadata": "{}"}
         made = {name: value for name, value in fresh.items() if name not in given}
-        now = {**given, "epoch": epoch, "expiresAt": turn.get("expiresAt")}  # no date: it stays
-        await self.sent(lambda c: c.update_one(query, {"$set": now, "$setOnInsert": made}, upsert=True), begun=True)
-        # A clear inserts its tombstone, then erases: it erased this document, or the tombstone is seen now.
+        made["expiresAt"] = await self.server_now() + history_rows.MARKER_TTL
+        now = {"$set": {**given, "epoch": epoch}, "$setOnInsert": made}
+        await self.sent(lambda c: c.update_one(query, now, upsert=True), begun=True)
+        # A clear inserts its tombstone, then erases: it erased this document, or the tombstone is seen now. Until that
+        # is known a new document expires, since this process may end here.
         again = await self._last_turn(scope)
-        is_stored = again is not None and same_conversation(again["epoch"], turn["epoch"])
-        if not is_stored:
-            await self.delete_many({**query, "epoch": {"$eq": epoch}}, begun=True)
-        return is_stored
+        ours = {**query, "epoch": {"$eq": epoch}}
+        if again is None or not same_conversation(again["epoch"], turn["epoch"]):
+            await self.delete_many(ours, begun=True)
+            return False
+        kept = {"$set": {"expiresAt": turn.get("expiresAt")}}  # no date: it stays
+        await self.sent(lambda c: c.update_one(ours, kept), begun=True)
+        return True
 
     async def _last_turn(self, scope: SessionScope) -> BsonDict | None:
         """Return epoch and expiry of the session's newest turn; None if it holds none."""
         document = next((d for d in await self.read(self.newest(scope)) if docs.head_of([d])), None)
-        turn = document and {**document, "kind": "turn" if document.get("kind") == "undo" else document.get("kind")}
-        return turn if turn and is_live(turn, 0, self.settings.now(), hidden=True) else None
+        if document is None or document.get("kind") in docs.MARKERS or docs.is_being_copied(document):
+            return None
+        return document if docs.is_shown(document, self.settings.now(), hidden=True) else None
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""
@@ -543,50 +546,19 @@ class MongoTurnStore(Runner[Settings], TurnStore):
             await self.delete_many(turns_filter(*scope, op={"$in": some}), begun=some[0] != ops[0])
 
     async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
-        """Copy the turns that are shown into another session, without reading their messages.
-
-        The last one goes first. Its base is its own position, so readers see nothing of the session yet; once all are
-        there the base is put right, which shows them all at once. Calls of one fork at once help each other.
-        """
-        target = SessionScope(scope.user_id, session_id)
+        """Copy the turns that are shown into another session; nobody sees a part of it."""
         with self.writing():
             await self.ensure(again=True)
-            if scope.user_id:
-                opening, made = docs.opening(target)  # by it a purge that begins now finds the session
-                await self.sent(lambda c: c.update_one(opening, made, upsert=True))
-            ops, there = await self._ops(scope, at), await self._rows(target)
-            known = {str(d.get("op")) for d in there if d.get("kind") not in docs.MARKERS}
-            head = docs.head_of(there) or SessionHead(0, history_rows.new_epoch(), 0)
-            is_begun = head.base == head.seq > 0 and head.last != "marker"
-            if not ops or (known and not is_begun):
-                return known == {*ops}
-            if is_begun and not (known <= {*ops} and there[0].get("op") == ops[-1]):
-                return False
-            first = head.seq - len(ops) if is_begun else head.seq
-            end, shown = first + len(ops), head._replace(base=first)
-            parts = [(end - 1, ops[-1:], head._replace(base=end))]
-            parts += [(first + i * BATCH, some, shown) for i, some in enumerate(batches(ops[:-1]))]
-            try:
-                for part in parts:
-                    stages = docs.copying(scope, session_id, self.settings.names[1], known, *part)
-                    await self.sent(methodcaller("aggregate", stages), begun=True)
-            except commands.DuplicateKey:  # by another call, or an earlier try: see what is there now
-                return await self.fork(scope, session_id, at)
-            if not {*ops} <= {d.get("op") for d in await self._rows(target)}:
-                msg = f"session {scope.session_id!r} was cleared while it was copied: nothing of the copy is shown"
-                raise StaleTurnError(msg)
-            last = turns_filter(*target, seq={"$eq": end}, epoch={"$eq": head.epoch}, base={"$eq": end})
-            changed = await self.sent(lambda c: c.update_one(last, {"$set": {"base": first}}), begun=True)
-            return bool(changed.matched_count) or await self._ops(target, None) == ops
+            return await Fork(self, scope, SessionScope(scope.user_id, session_id), at).flow()
 
-    async def _rows(self, scope: SessionScope) -> list[BsonDict]:
+    async def rows_of(self, scope: SessionScope) -> list[BsonDict]:
         """Return what the documents of a session are, newest first, without their messages."""
         fields = ["op", "seq", "kind", "epoch", "base", "expiresAt", "isActive", "isDeleted", "replaces"]
         return await self.find(turns_filter(*scope), fields, sort=[("seq", -1)])
 
-    async def _ops(self, scope: SessionScope, at: int | None) -> list[str]:
+    async def shown_ops(self, scope: SessionScope, at: int | None) -> list[str]:
         """Return the ops of the turns that are shown, up to a position, oldest first."""
-        rows, now = await self._rows(scope), self.settings.now()
+        rows, now = await self.rows_of(scope), self.settings.now()
         base = (docs.head_of(rows) or EMPTY).base
         replaced = history_rows.ReplacedTurns(docs.edits_of(rows, base, now))
         shown = [d for d in rows[::-1] if is_live(d, base, now) and d["seq"] not in replaced]
@@ -595,7 +567,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     async def clear(self, scope: SessionScope) -> None:
         """Insert a tombstone, then erase everything before it; all of it is invisible at once."""
         with self.writing():
-            await self.erase_before(scope, await self._tombstone(scope, "clear"))
+            await self.erase_before(scope, await self.tombstone(scope, "clear"))
         if not scope.user_id:
             await self.delete_many(legacy_filter(*self.settings.legacy_keys, scope.session_id), begun=True)
 
@@ -605,7 +577,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         # tombstone up before its first turn is stored.
         everybody = SessionScope(user_id, "")
         with self.writing():
-            await self.erase_before(everybody, await self._tombstone(everybody, "purge"))
+            await self.erase_before(everybody, await self.tombstone(everybody, "purge"))
             pipeline = [{"$match": turns_filter(user_id, seq=docs.OURS["seq"])}, {"$group": {"_id": "$session_id"}}]
             heads: dict[SessionScope, SessionHead] = {}
             # Tombstones into all sessions before anything is erased: turns under way are refused everywhere at once.
@@ -616,14 +588,30 @@ class MongoTurnStore(Runner[Settings], TurnStore):
                 if not (scopes := [scope for scope in named if scope not in heads]):
                     break
                 for scope in scopes:
-                    heads[scope] = await self._tombstone(scope, "clear", begun=True)
+                    heads[scope] = await self.tombstone(scope, "clear", begun=True)
+            # A fork that listed its turns before the tombstone came there may go on above the one in its new session.
+            for mark in await self.find(docs.copies_of(user_id), ["session_id"]):
+                scope = SessionScope(user_id, mark["session_id"])
+                heads[scope] = await self.tombstone(scope, "clear", begun=True)
             counts = [await self.erase_before(*pair) for pair in heads.items()]
         return {"sessions": sum(map(bool, counts)), "turns": sum(counts)}
 
-    async def _tombstone(self, scope: SessionScope, kind: Kind, *, begun: bool = False) -> SessionHead:
-        """Insert a tombstone at the end of a session, which voids everything before it; return the new head."""
+    async def tombstone(
+        self, scope: SessionScope, kind: Kind, *, begun: bool = False, after: int | None = None
+    ) -> SessionHead:
+        """Insert a tombstone at the end of a session, which voids everything before it; return the new head.
+
+        With `after`, raise `HistoryConflictError` unless the session is at this position.
+        """
         batch = Batch([], [], [history_rows.TurnRow(f"{kind}:{uuid4()}", [], [])], None)
-        return await Append(self, scope, batch, kind, unknown=begun).flow()
+        return await Append(self, scope, batch, kind, after, unknown=begun).flow()
+
+    async def renew(self, scope: SessionScope, head: SessionHead, seconds: float) -> bool:
+        """Extend the life of the tombstone at the end of a session; return False if it has expired."""
+        tombstone = turns_filter(*scope, seq={"$eq": head.seq}, kind={"$in": docs.MARKERS}, epoch={"$eq": head.epoch})
+        longer = [{"$set": {"expiresAt": docs.IN_TWO_HOURS}}]
+        renewed = await self.command(lambda c: c.update_one(tombstone, longer), seconds)
+        return bool(renewed.matched_count)
 
     async def erase_before(self, scope: SessionScope, head: SessionHead) -> int:
         """Erase the content of everything before a tombstone; return how many turns that were.
