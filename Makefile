@@ -125,7 +125,16 @@ bench: $(call done,bench) openssl11 minilm ## memkit beside its peers on a real 
 	$(PY) -m benchmarks.recall $(ARGS) $(MILLION)
 	$(PY) -m benchmarks.overview $(filter --quick,$(ARGS))
 
-release-check: ## all of a release but the publishing: wheel and sbom, in dist/
+# A target as on a fresh clone: in an environment that holds its own group and nothing else, made anew and removed again. One
+# job: what a target needs goes into its environment one after the other.
+bare-%:
+	rm -rf .nox/bare-$*
+	$(MAKE) -j 1 VENV=.nox/bare-$* UV='$(UV)' $*
+	rm -rf .nox/bare-$*
+
+bare: $(addprefix bare-,lint types docs notebooks demo recall bench-check audit test test-third-party) ## what needs no quiet machine, each target in an environment of its own as on a fresh clone; bare-NAME for any one
+
+release-check: $(call done,dist) ## all of a release but the publishing: wheel and sbom, in dist/
 	$(MAKE) wheel
 	$(MAKE) sbom
 

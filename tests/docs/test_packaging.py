@@ -97,6 +97,14 @@ def test_dev_brings_every_group() -> None:
     assert used - {"openai"} <= set(GROUPS)
 
 
+def test_ci_tries_every_group_alone() -> None:
+    """.ci/run makes a target of each group in an environment of its own, where what the group lacks is missed."""
+    found = re.findall(r"^([a-z0-9 -]+): \$\(call done,([a-z0-9-]+)\)", MAKEFILE, re.MULTILINE)
+    group_of = {target: group for targets, group in found for target in targets.split()}
+    tried = re.findall(r"\bbare-([a-z0-9-]+)", (ROOT / ".ci" / "run").read_text())
+    assert {group_of[target] for target in tried} == brought_by("dev") - {"dev", "server"}
+
+
 def test_make_test_installs_little() -> None:
     """Its environment has all extras but spaCy, and no package of others that is large: those are in `third-party`."""
     (small,) = re.findall(r"^SMALL *:= ([a-z,]+)$", MAKEFILE, re.MULTILINE)
