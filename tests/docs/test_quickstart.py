@@ -237,7 +237,7 @@ class Counted(Embeddings):
 
 
 def costs(standalone: Any) -> dict[str, list[int]]:
-    """Reads, writes, embeddings and model calls of one turn, in a session that goes on, by what takes part in it."""
+    """Reads, writes, embeddings and model calls of one turn, from a session's second on, by what takes part in it."""
     commands = Commands()
     seen = commands.seen
     with MongoClient[dict[str, Any]](standalone.uri, event_listeners=[commands]) as client:
@@ -275,7 +275,7 @@ def costs(standalone: Any) -> dict[str, list[int]]:
                 model.calls.clear()
                 seen.clear()
                 chat.invoke(said, {"configurable": {"session_id": session, "user_id": "nemo"}})
-                if i >= 6 and not seen["summaries"]:
+                if i >= 4 and not seen["summaries"]:
                     turns.append((seen["reads"], seen["writes"], seen["embeddings"], len(model.calls)))
             counted[name] = list(Counter(turns).most_common(1)[0][0])
         histories.close()

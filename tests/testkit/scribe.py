@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ class Scribe(BaseChatModel):
         fail_on: Numbers of the calls that raise, from 1.
         say: A fixed answer, if set.
         delay: Seconds for one call.
+        awake: Ends the delay of sync calls.
         gate: Called in each call, before it answers.
         prompts: The prompts of all calls.
         styles: `"sync"` or `"async"` for each call.
@@ -32,6 +33,7 @@ class Scribe(BaseChatModel):
     fail_on: Sequence[int] = ()
     say: str | None = None
     delay: float = 0.0
+    awake: threading.Event = Field(default_factory=threading.Event)
     gate: Callable[[], object] | None = None
     prompts: list[str] = Field(default_factory=list)
     styles: list[str] = Field(default_factory=list)
@@ -64,7 +66,7 @@ class Scribe(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        time.sleep(self.delay)
+        self.awake.wait(self.delay)
         return self._answer(messages, "sync")
 
     async def _agenerate(
@@ -75,6 +77,8 @@ class Scribe(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         await asyncio.sleep(self.delay)
+        if self.gate:  # which may block
+            return await asyncio.to_thread(self._answer, messages, "async")
         return self._answer(messages, "async")
 
 

@@ -19,7 +19,7 @@ def in_child(function: object) -> int | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: the very case
         child = multiprocessing.get_context("fork").Process(target=function)  # type: ignore[arg-type]
         child.start()
-    child.join(10)
+    child.join(60)
     if child.is_alive():
         child.kill()
         return None
@@ -33,7 +33,7 @@ def while_held(lock: ForkSafeLock, function: object) -> int | None:
     def hold() -> None:
         with lock:
             held.set()
-            done.wait(20)
+            done.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()

@@ -348,7 +348,7 @@ async def test_a_flow_whose_thread_has_begun_goes_on() -> None:
 
     def work() -> None:
         began.set()
-        release.wait(10)
+        release.wait(60)
 
     async def flow() -> None:
         await step(work)
@@ -356,7 +356,7 @@ async def test_a_flow_whose_thread_has_begun_goes_on() -> None:
 
     began, release, done = threading.Event(), threading.Event(), threading.Event()
     task = asyncio.create_task(drive_in_thread(flow(), drive))
-    await asyncio.to_thread(began.wait, 10)
+    await asyncio.to_thread(began.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -442,7 +442,7 @@ async def test_gather_does_steps_at_once() -> None:
     def meets(mine: asyncio.Event, theirs: asyncio.Event) -> Step[str]:
         async def meet() -> str:
             mine.set()
-            await asyncio.wait_for(theirs.wait(), 10)
+            await asyncio.wait_for(theirs.wait(), 60)
             return "met"
 
         return Step(lambda: "", meet)

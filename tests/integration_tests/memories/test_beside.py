@@ -52,7 +52,7 @@ class Meeting(CommandListener):
         if collection != "turns":
             self.begun.set()
         elif self.waits:
-            met = self.begun.wait(5)
+            met = self.begun.wait(60)
             self.met, self.missed = self.met + met, self.missed + (not met)
 
     def succeeded(self, event: Any) -> None:

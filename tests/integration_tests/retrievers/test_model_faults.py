@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,6 +34,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
+        self.given_up = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(asked)
         kind = self.server.behaviour
         if kind == "slow":
-            time.sleep(1.5)
+            self.server.given_up.wait(60)
         if kind == "hangs up":
             self.close_connection = True
             return
@@ -100,6 +100,7 @@ def server() -> Iterator[Server]:
     with Server() as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield made
+        made.given_up.set()
         made.shutdown()
 
 
@@ -121,7 +122,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return call
 
 
-def over(server: Server, timeout: float = 5.0, **options: Any) -> CondenseQuestionRetriever:
+def over(server: Server, timeout: float = 60, **options: Any) -> CondenseQuestionRetriever:
     """A retriever that finds what it was asked, with a model of the server's."""
     address = f"http://127.0.0.1:{server.server_port}/v1"
     model: Any = ChatOpenAI(model="m", base_url=address, api_key="sk-none", max_retries=0)  # type: ignore[arg-type]
@@ -143,13 +144,15 @@ def test_faults_change_nothing_for_the_user(
 ) -> None:
     """No exception, one warning, the weighted question; and the next turn asks the model again."""
     server.behaviour = fault
-    retriever = over(server, timeout=0.5 if fault == "slow" else 5.0)
+    retriever = over(server, timeout=0.5 if fault == "slow" else 60)
     with caplog.at_level(logging.WARNING, "langchain_memkit"):
         found = run(retriever, "invoke", {"input": FOLLOW_UP, "chat_history": TALK})
     assert told(found)["by"] == "weighted", told(found)
     assert told(found)["reason"].startswith(("the model failed", "the model took too long", "the rewrite was refused"))
     assert len([record for record in caplog.records if record.name == "langchain_memkit"]) == 1
-    assert len(server.requests) == 1
+    asked = len(server.requests)
+    assert asked == 1 or (fault, asked) == ("slow", 0)  # a busy machine may not come to asking in so short a time
+    server.given_up.set()
     server.behaviour = "good"
     assert run(over(server), "condense_question", FOLLOW_UP, TALK).question == GOOD
 

@@ -378,16 +378,21 @@ def test_repr_and_factory_arguments(path: Path) -> None:
 
 
 INTERRUPTED = """
-import os, signal, sqlite3, sys, threading
+import os, signal, sqlite3, sys, threading, time
 from langchain_memkit import SQLiteChatMessageHistory
 history = SQLiteChatMessageHistory(sys.argv[1], "s1", timeout=20)
 history.add_user_message("x")
 other = sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False)
 other.execute("BEGIN IMMEDIATE")
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-threading.Timer(0.6, lambda: other.execute("ROLLBACK")).start()
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+    other.execute("ROLLBACK")
+
 try:
+    threading.Timer(0.3, interrupt).start()
     history.add_user_message("y")
 except KeyboardInterrupt:
     print("interrupted")

@@ -184,7 +184,7 @@ def test_whoever_reads_less(tmp_path: Path, shell: str) -> None:
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout == ('{"memkit":' if "head" in shell else "")
     assert "Traceback" not in done.stderr
-    for _ in range(500):  # the shell does not wait for the first of a pipe's commands
+    for _ in range(3000):  # the shell does not wait for the first of a pipe's commands
         if (tmp_path / "code").exists() and (code := (tmp_path / "code").read_text()):
             break
         time.sleep(0.02)

@@ -1101,7 +1101,7 @@ def test_a_template_that_stops_an_iteration_is_an_error(style: str) -> None:
     memory = ComposedMemory(Says("one"), Says("two"), template=template)
 
     async def load() -> Any:
-        return await asyncio.wait_for(memory.aload("x"), 20)
+        return await asyncio.wait_for(memory.aload("x"), 60)
 
     with pytest.raises(RuntimeError):
         asyncio.run(load()) if style == "async" else memory.load("x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from contextlib import aclosing
 from typing import Any
 
@@ -75,6 +75,27 @@ async def test_cancelled_before_a_word(histories: Any, history: Any, checkpointe
     assert rows(history) == []
 
 
+class Looking(AgentMiddleware[Any, Any, Any]):
+    """Tells when the history's middleware has had so many results of `look_up`: stand it before that."""
+
+    def __init__(self, results: int) -> None:
+        self.left, self.done = results, threading.Event()
+
+    def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+        """Around a call."""
+        return self._seen(handler(request))
+
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        """The same on an event loop."""
+        return self._seen(await handler(request))
+
+    def _seen(self, result: Any) -> Any:
+        self.left -= result.name == "look_up"
+        if not self.left:
+            self.done.set()
+        return result
+
+
 @pytest.mark.parametrize("on_abort", ["save_partial", "discard"])
 async def test_cancelled_in_a_tool(histories: Any, history: Any, checkpointer: Any, on_abort: Any) -> None:
     """What came before the tool that was stopped is stored, with the results that were there; the open call is not."""
@@ -85,13 +106,14 @@ async def test_cancelled_in_a_tool(histories: Any, history: Any, checkpointer: A
         await asyncio.sleep(30)
         return "never"
 
-    begun = asyncio.Event()
+    begun, looking = asyncio.Event(), Looking(2)
     script = [calling(("look_up", {"word": "a"})), calling(("look_up", {"word": "b"}), ("wait", {}), text="hm")]
     history_of = MessageHistoryMiddleware(histories, on_abort=on_abort)
-    agent = create_agent(Scripted(script=script), [look_up, wait], middleware=[history_of], checkpointer=checkpointer)
+    middleware = [looking, history_of]
+    agent = create_agent(Scripted(script=script), [look_up, wait], middleware=middleware, checkpointer=checkpointer)
     task = asyncio.create_task(agent.ainvoke(asking("q"), CONFIG))
     await begun.wait()
-    await asyncio.sleep(0.5)
+    assert await asyncio.to_thread(looking.done.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -176,13 +198,14 @@ def test_keyboard_in_a_tool(histories: Any, history: Any, checkpointer: Any) -> 
 
     def stop() -> str:
         """Is interrupted."""
-        time.sleep(0.1)
+        assert looking.done.wait(60)
         raise KeyboardInterrupt
 
+    looking = Looking(1)
     agent = create_agent(
         Scripted(script=[calling(("look_up", {"word": "a"}), ("stop", {}))]),
         [look_up, stop],
-        middleware=[MessageHistoryMiddleware(histories)],
+        middleware=[looking, MessageHistoryMiddleware(histories)],
         checkpointer=checkpointer,
     )
     with pytest.raises(KeyboardInterrupt):

@@ -72,14 +72,14 @@ def test_overtaken(histories: Any, history: Any) -> None:
 
     def slow(messages: Any) -> str:
         asked.set()
-        assert answer.wait(10)
+        assert answer.wait(60)
         return "slow"
 
     model = Scripted(script=[slow, "quick"])
     agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(agent.invoke, asking("q0"), CONFIG)
-        assert asked.wait(10)
+        assert asked.wait(60)
         agent.invoke(asking("q1"), CONFIG)
         answer.set()
         first.result()
@@ -94,7 +94,7 @@ def test_overtaking_run_that_ends_later(histories: Any, history: Any) -> None:
     def slow(n: int) -> Any:
         def say(messages: Any) -> str:
             asked[n].set()
-            assert answer[n].wait(10)
+            assert answer[n].wait(60)
             return f"a{n}"
 
         return say
@@ -105,7 +105,7 @@ def test_overtaking_run_that_ends_later(histories: Any, history: Any) -> None:
         runs = []
         for n in range(2):
             runs.append(pool.submit(agent.invoke, asking(f"q{n}"), CONFIG))
-            assert asked[n].wait(10)
+            assert asked[n].wait(60)
         for n in range(2):
             answer[n].set()
             runs[n].result()
@@ -178,7 +178,7 @@ class Dawdling(AgentMiddleware[Any, Any, Any]):
         """After a call."""
         if state["messages"][-1].text == "ok 1":
             self.begun.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
 
 
 def test_run_between_two_steps(histories: Any, history: Any) -> None:
@@ -189,7 +189,7 @@ def test_run_between_two_steps(histories: Any, history: Any) -> None:
     )
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(agent.invoke, asking("q0"), CONFIG)
-        assert slow.begun.wait(10)
+        assert slow.begun.wait(60)
         agent.invoke(asking("q1"), CONFIG)
         slow.go_on.set()
         first.result()
@@ -208,13 +208,13 @@ class TwoStops(AgentMiddleware[Any, Any, Any]):
         """After a call."""
         if state["messages"][-1].text == "second":
             self.answered.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
 
     def after_agent(self, state: Any, runtime: Any) -> None:
         """After the last call, before the turn is stored."""
         if state["messages"][-1].text == "second":
             self.checkpointed.set()
-            assert self.end.wait(10)
+            assert self.end.wait(60)
 
 
 def test_rest_of_a_run_that_stores_it_meanwhile(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_rest_of_a_run_that_stores_it_meanwhile(tmp_path: Path) -> None:
 
     def first(messages: Any) -> str:
         first_asked.set()
-        assert first_may_answer.wait(10)
+        assert first_may_answer.wait(60)
         return "first"
 
     pending: list[Any] = []
@@ -246,14 +246,14 @@ def test_rest_of_a_run_that_stores_it_meanwhile(tmp_path: Path) -> None:
         )
         with ThreadPoolExecutor(2) as pool:
             pending.append(pool.submit(agent.invoke, asking("q0"), CONFIG))
-            assert first_asked.wait(10)
+            assert first_asked.wait(60)
             # Its checkpoints are written before its next step, so that the third run finds what it said.
             pending.append(pool.submit(agent.invoke, asking("q1"), CONFIG, durability="sync"))
-            assert stops.answered.wait(10)
+            assert stops.answered.wait(60)
             first_may_answer.set()
             pending[0].result()
             stops.go_on.set()
-            assert stops.checkpointed.wait(10)
+            assert stops.checkpointed.wait(60)
             agent.invoke(asking("q2"), CONFIG)
             pending[1].result()
         assert rows(overtaken("s1", "u1")) == [["q0", "first"], ["q0", "q1", "second"], ["q2", "ok 3"]]

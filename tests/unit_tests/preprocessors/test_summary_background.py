@@ -49,10 +49,11 @@ def test_answers_before_the_summary_is_there() -> None:
 
 async def test_async_answers_before_the_summary_is_there() -> None:
     """The same on an event loop: a task, with the model's own async call; aclose waits for it."""
-    scribe = Scribe(delay=0.3)
+    go, scribe = threading.Event(), Scribe()
+    scribe.gate = lambda: go.wait(20)
     summarize = create_history_preprocessor(scribe, **BESIDE)
     assert said(await summarize.ainvoke(talk(60), S1)) == list(range(60))
-    assert not scribe.prompts
+    go.set()
     await summarize.aclose()
     assert scribe.styles == ["async"]
     assert "FACT Nemo" in (await summarize.ainvoke(talk(60), S1))[0].text
@@ -131,7 +132,7 @@ def test_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_event_loop_ends_in_the_middle() -> None:
     """A loop that ends, or is closed under the task, does not keep the conversation from its summary."""
-    scribe = Scribe(delay=1.0)
+    scribe = Scribe(delay=60)
     summarize = create_history_preprocessor(scribe, **BESIDE)
     asyncio.run(summarize.ainvoke(talk(60), S1))
     scribe.delay = 0.0
@@ -142,19 +143,21 @@ def test_event_loop_ends_in_the_middle() -> None:
 
 async def test_tasks_of_another_loop_are_left_alone() -> None:
     """Aclose waits for what it can wait for: tasks of another loop are not touched."""
-    scribe = Scribe(delay=0.5)
+    ended, go, scribe = threading.Event(), threading.Event(), Scribe()
+    scribe.gate = lambda: go.wait(20)
     summarize = create_history_preprocessor(scribe, **BESIDE)
-    ended = threading.Event()
 
     async def elsewhere() -> None:
         await summarize.ainvoke(talk(60), S1)
         ended.set()
-        await asyncio.sleep(0.7)
+        await asyncio.to_thread(go.wait)
+        await summarize.aclose()
 
     other = threading.Thread(target=asyncio.run, args=(elsewhere(),))
     other.start()
     await asyncio.to_thread(ended.wait)
     await summarize.aclose()
+    go.set()
     await asyncio.to_thread(other.join)
     assert "FACT Nemo" in (await summarize.ainvoke(talk(60), S1))[0].text
 

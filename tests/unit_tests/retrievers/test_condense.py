@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -363,19 +363,20 @@ def test_checks(run: Run) -> None:
 
 def test_slow_model_is_given_up(run: Run) -> None:
     """After `timeout` seconds, also where it blocks its thread."""
-    ended: list[str] = []
+    given_up, ended = threading.Event(), list[str]()
 
     async def later(messages: Any) -> str:
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
         return GOOD
 
     def blocks(messages: Any) -> str:
-        time.sleep(4)
+        given_up.wait(60)
         ended.append(GOOD)
         return GOOD
 
     slow = run(over(Echo(), RunnableLambda(blocks, later), timeout=0.05), "condense_question", FOLLOW_UP, TALK)
     assert not ended
+    given_up.set()
     assert (slow.by, slow.reason) == ("weighted", "the model took too long")
     assert slow.seconds >= 0.05
     quick = run(over(Echo(), Recorder(), timeout=None), "condense_question", FOLLOW_UP, TALK)
@@ -399,15 +400,16 @@ def test_what_ends_the_program_passes(error: BaseException) -> None:
 
 def test_cancelling_the_caller_cancels_the_model() -> None:
     """Nothing is searched for then."""
-    inner = Echo()
+    inner, begun = Echo(), asyncio.Event()
 
     async def later(messages: Any) -> str:
-        await asyncio.sleep(30)
+        begun.set()
+        await asyncio.sleep(60)
         return GOOD
 
     async def main() -> None:
         task = asyncio.create_task(over(inner, RunnableLambda(Recorder(), later)).ainvoke(follow_up()))
-        await asyncio.sleep(0.05)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

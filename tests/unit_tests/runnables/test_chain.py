@@ -520,7 +520,7 @@ async def test_stream_events_abandoned(histories: Any) -> None:
         if event["event"] == "on_chat_model_stream" and "told" in event["data"]["chunk"].text:
             break
     await events.aclose()  # type: ignore[attr-defined]  # a generator
-    for _ in range(100):  # older cores leave their inner generator to the event loop
+    for _ in range(3000):  # older cores leave their inner generator to the event loop
         if len(histories("s1").messages) == 4:
             break
         await asyncio.sleep(0.02)

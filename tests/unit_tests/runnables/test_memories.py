@@ -501,7 +501,7 @@ def test_async_memories_are_loaded_and_told_at_once() -> None:
         chat = create_runnable_with_message_history(
             FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:"), memories=memories
         )
-        await asyncio.wait_for(chat.ainvoke("Hello.", U1), timeout=10)
+        await asyncio.wait_for(chat.ainvoke("Hello.", U1), timeout=60)
         return memories
 
     assert all(memory.told for memory in asyncio.run(main()))
@@ -739,7 +739,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     child = os.fork()
     if child == 0:
         try:
-            threading.Timer(20, os._exit, [3]).start()
+            threading.Timer(60, os._exit, [3]).start()
             read: list[str] = []
             chat = chat_with(Remote(read))
             while not read:  # a thread may come too late for one turn, not for all
