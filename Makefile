@@ -88,9 +88,10 @@ gate-peer: $(call done,third-party) openssl11 ## the same tests on langchain-mon
 gate-nightly: $(call done,third-party) openssl11 ## the long form of the gate: 8 x 200 turns, 500 examples more, all races, an hour of random operations
 	MEMKIT_GATE_PATIENCE=$${MEMKIT_GATE_PATIENCE:-10} $(PYTEST) tests/gate --gate-nightly
 
-gate-record: $(call done,third-party) ## both, written down: tests/gate/results and the table in docs/reliability.md
+gate-record: $(call done,bench) ## both, written down: tests/gate/results, and what docs/reliability.md, docs/benchmarks.md and README say of them
 	$(MAKE) gate ARGS=--gate-record
 	$(MAKE) gate-peer ARGS=--gate-record
+	$(PY) -m benchmarks.overview
 
 audit: $(call done,third-party) ## known advisories against what is installed, and against what our version ranges admit
 	$(PY) tools/audit.py
