@@ -76,6 +76,10 @@ async def apurge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]
 
 def _check(user_id: str, parts: Sequence[object]) -> None:
     """Validate the user and the parts, before anything is deleted."""
+    if isinstance(user_id, Purgeable):
+        what = f"not the {type(user_id).__name__}"
+        msg = f"the user comes first: purge_user(user_id, histories, ...), {what}. Nothing was deleted."
+        raise ConfigurationError(msg)
     check_id(user_id, "user_id")
     if not parts:
         msg = "purge_user takes the user and the factories, stores and memories in use; without them nothing is deleted"

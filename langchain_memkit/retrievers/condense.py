@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from langchain_core.documents import Document
-from langchain_core.language_models import BaseChatModel, LanguageModelLike
+from langchain_core.language_models import BaseChatModel, BaseLanguageModel, LanguageModelLike
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.base import Runnable, RunnableLambda, coerce_to_runnable
@@ -27,6 +27,17 @@ from langchain_memkit.retrievers.standalone import stands_alone
 
 Asked: TypeAlias = str | Mapping[str, Any]
 UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers that cannot do structured output
+
+
+def check_kind(value: object, name: str, call: str) -> None:
+    """Refuse a model as `retriever`, and a retriever as `llm`: both are runnables, so the mistake would be built."""
+    inner, wrong = value, {"retriever": (BaseLanguageModel, "model"), "llm": (BaseRetriever, "retriever")}
+    kind, what = wrong[name]
+    while not isinstance(inner, kind) and isinstance(getattr(inner, "bound", None), Runnable):
+        inner = inner.bound  # type: ignore[attr-defined]  # as was just seen
+    if isinstance(inner, kind):
+        msg = f"{name} is a {type(inner).__name__}, which is a {what}, so the two may be swapped: {call}"
+        raise ConfigurationError(msg)
 
 
 class CondenseQuestionRetriever(BaseRetriever):
@@ -109,6 +120,7 @@ class CondenseQuestionRetriever(BaseRetriever):
     def _runnable(cls, value: object, info: ValidationInfo) -> Runnable[Any, Any] | None:
         if value is None and info.field_name == "llm":
             return None
+        check_kind(value, str(info.field_name), "CondenseQuestionRetriever(retriever=retriever, llm=llm)")
         if callable(value) or isinstance(value, Runnable):
             return coerce_to_runnable(value)
         hint = "; call its as_retriever()" if hasattr(value, "as_retriever") else ""

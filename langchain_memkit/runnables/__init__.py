@@ -24,7 +24,7 @@ from langchain_memkit._compat import CoreRunnableWithMessageHistory
 from langchain_memkit.base import GetSessionHistory, check_arguments, safe_repr
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
-from langchain_memkit.runnables.session import checked_function
+from langchain_memkit.runnables.session import check_runnable, checked_function
 from langchain_memkit.runnables.turn import HistoryTurn
 from langchain_memkit.runnables.wiring import Wiring, find_wiring, wiring_advice
 
@@ -88,6 +88,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
         **options: Unpack[TurnKeywords],
     ) -> None:
+        check_runnable(runnable)
         checked_function(get_session_history, history_factory_config)
         own = {name for each, field in type(self).model_fields.items() for name in (each, field.alias)}
         fields: dict[str, Any] = {name: value for name, value in options.items() if name in own}

@@ -31,6 +31,7 @@ from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from langchain_memkit.preprocessors.prompt import line_of
 from langchain_memkit.retrievers import CondenseQuestionRetriever
+from langchain_memkit.retrievers.condense import check_kind
 from langchain_memkit.retrievers.history import CITATIONS, CITED, DOCUMENTS, document_key
 from langchain_memkit.retrievers.rewriter import Mode
 from langchain_memkit.runnables import RunnableWithMessageHistory
@@ -364,6 +365,9 @@ def create_conversational_rag_chain(
         options["preprocessor"] = LastQuestions(n_questions)
     elif given is None and max_tokens is not None:
         options["preprocessor"] = create_trim_preprocessor(max_tokens)
+    call = "create_conversational_rag_chain(llm, retriever, histories)"
+    check_kind(retriever, "retriever", call)
+    check_kind(llm, "llm", call)
     searched = _condensing(retriever, llm, condense, n_questions)
     answering = RagAnswer(coerce_to_runnable(llm), searched, RagPrompt(prompt, input_messages_key), input_messages_key)
     chain: type[RunnableWithMessageHistory] = ConversationalRag  # with the constructor of its parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -29,6 +30,7 @@ from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.preprocessors.budget import budgets_of
 from langchain_memkit.preprocessors.trim import TrimPreprocessor
+from langchain_memkit.stores.history import HistoryFactory
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -74,7 +76,9 @@ async def session_history(
 def checked_function(function: object, specs: Specs = None, name: str = "get_session_history") -> Callable[..., Any]:
     """Return an argument that can be called with the ids, else raise a ConfigurationError that names one that can."""
     if not callable(function):
-        raise ConfigurationError(f"{name} must be callable: a function of session_id, or X.factory(...)")
+        raise ConfigurationError(
+            f"{name} must be a function of session_id, or X.factory(...), not {_mistaken(function)}"
+        )
     maker = getattr(function, "__self__", None)
     if isinstance(maker, type) and getattr(function, "__name__", "") == "factory":
         msg = f"{name} is the method {maker.__name__}.factory itself: call it, as in {maker.__name__}.factory(...)"
@@ -104,6 +108,57 @@ def checked_function(function: object, specs: Specs = None, name: str = "get_ses
             f"function, as in lambda session_id: {of}({', '.join(given)})"
         )
     return function
+
+
+def _mistaken(given: object) -> str:
+    """Describe what was given in place of a function, with the line to write; of an address nothing is shown."""
+    kind = type(given).__name__
+    if isinstance(given, Runnable):
+        line = "create_runnable_with_message_history(model, SQLiteChatMessageHistory.factory('chat.db'))"
+        agent = "a model of an agent goes into create_agent(model, tools)"
+        return f"a {kind}. Runnables come first: {line}; {agent}"
+    if isinstance(given, BaseChatMessageHistory) or hasattr(given, "add_messages"):
+        line = f"{kind}.factory(...), which makes one for each"
+        if not hasattr(given, "factory"):
+            line = f"lambda session_id: sessions.setdefault(session_id, {kind}()), with a dict sessions"
+        return f"a {kind}, which is the history of one session. Write {line}"
+    if isinstance(given, (str, os.PathLike)):
+        text = os.fspath(given)
+        is_address = "://" in text or "@" in text  # which may hold a password
+        shown = repr(given)[:80] if isinstance(given, str) else f"a {kind}"
+        if not is_address:
+            return f"{shown}. For a file write SQLiteChatMessageHistory.factory({text!r:.80})"
+        if text.startswith("mongodb"):
+            return "an address. For a MongoDB server write MongoDBChatMessageHistory.factory(connection_string)"
+        return "an address. Give a function, as in lambda session_id: YourHistory(session_id)"
+    return f"a {kind}. As in SQLiteChatMessageHistory.factory('chat.db')"
+
+
+def check_runnable(runnable: object) -> None:
+    """Refuse a factory of histories in place of the runnable, since it can be called like one."""
+    if isinstance(runnable, HistoryFactory):
+        line = "create_runnable_with_message_history(model, histories)"
+        msg = f"the runnable is a {type(runnable).__name__}, which makes histories; it comes second: {line}"
+        raise ConfigurationError(msg)
+
+
+def check_history(history: object) -> None:
+    """Refuse what is no chat history, of any package: `messages` or one of the verbs is enough to be one."""
+    is_class = isinstance(history, type)
+    # A property `messages` would read the history.
+    has_messages = inspect.getattr_static(history, "messages", None) is not None
+    verbs = ("add_message", "add_messages", "aget_messages")
+    if not is_class and (has_messages or any(hasattr(history, verb) for verb in verbs)):
+        return
+    advice = "return a history of the session, as in SQLiteChatMessageHistory('chat.db', session_id)"
+    if is_class:
+        advice = "call it"
+    elif isinstance(history, HistoryFactory):
+        advice = "call it, or give it as it is in place of the function"
+    elif isinstance(history, Memory):
+        advice = f"{advice}; memories go into memories="
+    what = f"the class {history.__name__}" if isinstance(history, type) else f"a {type(history).__name__}"
+    raise ConfigurationError(f"get_session_history returned {what}, which is no chat history: {advice}")
 
 
 @lru_cache(maxsize=64)
@@ -191,6 +246,7 @@ class PromptBuilder:
 
     async def bind(self, specs: Specs, configurable: Configurable, history: object) -> BoundSession:
         """Return the session of a history with its memories, factories called."""
+        check_history(history)
         # The ids of the history in use, since `history_factory_config` may name them differently in the config.
         named = {"session_id": configurable.get("thread_id"), "user_id": None, **configurable}
         ids = {name: getattr(history, name, None) or named[name] for name in ("session_id", "user_id")}

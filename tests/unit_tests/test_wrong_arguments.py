@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from langchain.agents import create_agent
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableFieldSpec
+from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_memkit import (
+    CondenseQuestionRetriever,
     InMemoryChatMessageHistory,
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
@@ -41,7 +44,9 @@ MODEL, HISTORIES = FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:")
 RAG: Any = create_conversational_rag_chain
 
 EMBEDDING = DeterministicFakeEmbedding(size=8)
+RETRIEVER = InMemoryVectorStore(EMBEDDING).as_retriever()
 PATH = Path("chat.db")
+VECTORS = SQLiteVectorStore(":memory:", EMBEDDING)
 
 
 class Foreign:
@@ -142,6 +147,75 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: create_runnable_with_message_history(MODEL, SQLiteChatMessageHistory.factory),
         r"is the method SQLiteChatMessageHistory\.factory itself: call it",
     ),
+    "swapped arguments": (
+        lambda: create_runnable_with_message_history(HISTORIES, MODEL),  # type: ignore[arg-type]
+        r"the runnable is a HistoryFactory, .*comes second: create_runnable_with_message_history\(model, histories\)",
+    ),
+    "swapped arguments, drop-in": (
+        lambda: RunnableWithMessageHistory(lambda session_id: HISTORIES(session_id), MODEL),  # type: ignore[arg-type]
+        r"must be a function .*not a FakeChatModel\. Runnables come first: .*history\(model, SQLiteChat",
+    ),
+    "swapped arguments, both can be called": (
+        lambda: create_runnable_with_message_history(HISTORIES, lambda text: "yes"),
+        r"the runnable is a HistoryFactory, .*create_runnable_with_message_history\(model, histories\)",
+    ),
+    "a model, agents": (
+        lambda: MessageHistoryMiddleware(MODEL),  # type: ignore[arg-type]
+        r"not a FakeChatModel\. .*a model of an agent goes into create_agent\(model, ",
+    ),
+    "a file": (
+        lambda: create_runnable_with_message_history(MODEL, "chat.db"),  # type: ignore[arg-type]
+        r"not 'chat\.db'\. For a file write SQLiteChatMessageHistory\.factory\('chat\.db'\)$",
+    ),
+    "a file, drop-in": (
+        lambda: RunnableWithMessageHistory(MODEL, PATH),  # type: ignore[arg-type]
+        r"not a PosixPath\. For a file write SQLiteChatMessageHistory\.factory\('chat\.db'\)$",
+    ),
+    "a file, agents": (
+        lambda: MessageHistoryMiddleware("chat.db"),  # type: ignore[arg-type]
+        r"SQLiteChatMessageHistory\.factory\('chat\.db'\)$",
+    ),
+    "a server": (
+        lambda: create_runnable_with_message_history(MODEL, URI),  # type: ignore[arg-type]
+        r"not an address\. For a MongoDB server write MongoDBChatMessageHistory\.factory\(connection_string\)$",
+    ),
+    "another server": (
+        lambda: MessageHistoryMiddleware("redis://:hunter2@h/0"),  # type: ignore[arg-type]
+        r"not an address\. Give a function, as in lambda session_id: YourHistory\(session_id\)$",
+    ),
+    "a history": (
+        lambda: create_runnable_with_message_history(MODEL, HISTORIES("s1")),  # type: ignore[arg-type]
+        r"not a SQLiteChatMessageHistory, which is the history of one session\. .*SQLiteChatMessageHistory\.factory\(",
+    ),
+    "a history, drop-in": (
+        lambda: RunnableWithMessageHistory(MODEL, MongoDBChatMessageHistory(URI, "s1")),  # type: ignore[arg-type]
+        r"one session\. Write MongoDBChatMessageHistory\.factory\(\.\.\.\), which makes one for each",
+    ),
+    "a number, no function": (
+        lambda: create_runnable_with_message_history(MODEL, 7),  # type: ignore[arg-type]
+        r"not a int\. As in SQLiteChatMessageHistory\.factory\('chat\.db'\)$",
+    ),
+    "rag, swapped": (
+        lambda: RAG(RETRIEVER, MODEL, HISTORIES),
+        r"retriever is a FakeChatModel, which is a model, .*_rag_chain\(llm, retriever, histories\)",
+    ),
+    "rag, a retriever as the model": (
+        lambda: RAG(RETRIEVER, CondenseQuestionRetriever(retriever=RETRIEVER), HISTORIES),
+        "llm is a VectorStoreRetriever, which is a retriever",
+    ),
+    "rag, bound": (lambda: RAG(MODEL, MODEL.with_retry(), HISTORIES), "retriever is a FakeChatModel, which is a model"),
+    "a retriever, swapped": (
+        lambda: CondenseQuestionRetriever(retriever=MODEL, llm=RETRIEVER),
+        r"retriever is a FakeChatModel, which is a model, .* CondenseQuestionRetriever\(retriever=retriever, llm=llm\)",
+    ),
+    "a retriever as the model": (
+        lambda: CondenseQuestionRetriever(retriever=RETRIEVER, llm=RETRIEVER),
+        "llm is a VectorStoreRetriever, which is a retriever",
+    ),
+    "a user who is no user": (
+        lambda: purge_user(HISTORIES, "u1"),  # type: ignore[arg-type]
+        r"the user comes first: purge_user\(user_id, histories, \.\.\.\).* Nothing was deleted",
+    ),
     "text": (lambda: HISTORIES("s1").add_message("hi"), "add_user_message"),  # type: ignore[arg-type]
     "no parts": (lambda: purge_user("u1"), "without them nothing is deleted"),
     "no part": (lambda: purge_user("u1", HISTORIES, "w.db"), r"parts\[1\], a str, has no purge"),  # type: ignore[arg-type]
@@ -230,6 +304,77 @@ async def test_a_forgotten_return() -> None:
             run.invoke(value, session("s1"))
 
 
+RETURNED: dict[str, tuple[Callable[[str], Any], str]] = {
+    "a list": (lambda session_id: [HumanMessage("hi")], "returned a list, which is no chat history"),
+    "a dict": (lambda session_id: {"messages": []}, "returned a dict, which is no chat history"),
+    "a session": (lambda session_id: session_id, "returned a str, which is no chat history"),
+    "a factory": (lambda session_id: HISTORIES, "returned a HistoryFactory, which .* call it, or give it as it is"),
+    "a class": (lambda session_id: InMemoryChatMessageHistory, "returned the class InMemoryChatMessageHistory.* call"),
+    "a memory": (
+        lambda session_id: VectorMemory(VECTORS, session_id, user_id="u1"),
+        "returned a VectorMemory, which .*memories=",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+@pytest.mark.parametrize("door", ["chain", "agent"])
+@pytest.mark.parametrize("name", RETURNED)
+async def test_what_is_returned_is_no_history(name: str, door: str, style: str) -> None:
+    """The function is told what it must return, before the model is called; what it returned is not shown."""
+    function, said = RETURNED[name]
+    run: Any = create_runnable_with_message_history(MODEL, function)
+    value: Any = "hi"
+    if door == "agent":
+        run, value = create_agent(MODEL, [], middleware=[MessageHistoryMiddleware(function)]), {"messages": ["hi"]}
+    with pytest.raises(ConfigurationError, match=f"get_session_history {said}") as raised:
+        await asyncio.to_thread(run.invoke, value, session("s1")) if style == "sync" else await run.ainvoke(
+            value, session("s1")
+        )
+    assert "HumanMessage" not in str(raised.value)
+
+
+def test_a_coroutine_where_a_history_is_due() -> None:
+    """An async function is named as such in sync code."""
+
+    async def asynchronous(session_id: str) -> Any:
+        return HISTORIES(session_id)
+
+    with pytest.raises(ConfigurationError, match="get_session_history is async, so use the async verbs: ainvoke"):
+        create_runnable_with_message_history(MODEL, asynchronous).invoke("hi", session("s1"))
+
+
+def test_histories_that_only_behave_like_one() -> None:
+    """What has `messages` and one of the verbs is taken, whatever its class."""
+
+    class Slim:
+        def __init__(self) -> None:
+            self.messages: list[Any] = []
+
+        def add_messages(self, messages: Any) -> None:
+            self.messages.extend(messages)
+
+    class Proxy:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    slim = Slim()
+    for history in (slim, Proxy(slim)):
+        create_runnable_with_message_history(MODEL, lambda session_id, history=history: history).invoke(
+            "hi", session("s1")
+        )
+    assert len(slim.messages) == 4
+
+
+async def test_a_user_who_is_no_user() -> None:
+    """The same in async."""
+    with pytest.raises(ConfigurationError, match="the user comes first"):
+        await apurge_user(HISTORIES, "u1")  # type: ignore[arg-type]
+
+
 def test_addresses_that_are_ids() -> None:
     """An address without a password is an id like any other."""
     assert SQLiteChatMessageHistory(":memory:", "https://example.org/rooms/5").session_id.endswith("/5")
@@ -300,3 +445,12 @@ def test_classes_that_can_be_called_with_a_session() -> None:
     )
     chat.invoke("My name is Nemo.", config)
     assert chat.invoke("What is my name?", config).text == "You told me: My name is Nemo."
+
+
+@THEIRS
+def test_a_history_of_another_package_in_place_of_a_function() -> None:
+    """It is told how to keep one for each session."""
+    with pytest.raises(
+        ConfigurationError, match=r"of one session\. .*setdefault\(session_id, InMemoryChatMessageHistory"
+    ):
+        MessageHistoryMiddleware(InMemoryChatMessageHistory())  # type: ignore[arg-type]
