@@ -681,13 +681,49 @@ def check_prompt(prompt: object, known: set[str], fits: Callable[[set[str]], obj
 
 
 def check_path(path: P) -> P:
-    """Return a path, unless it is a connection string, which error messages would show with its password."""
+    """Return a path, unless it is a connection string, which error messages would show with its password.
+
+    In a `str`, `~` at the beginning is the user's own folder, as in a shell; a path object is taken as it is.
+    """
     if address := ADDRESS.match(str(path)):
         way_out = "; the classes for a server begin with MongoDB" if address[1].startswith("mongodb") else ""
         if address[1].startswith("sqlite"):
-            way_out = f"; give the path alone, {str(path).partition('://')[2].removeprefix('/') or 'chat.db'!r:.80}"
+            file = str(path).partition("://")[2].removeprefix("/")
+            may_be_shown = file and "@" not in file  # before which a password may stand
+            way_out = f"; give the path alone, {file if may_be_shown else 'chat.db'!r:.80}"
         raise ConfigurationError(f"a file was expected, not an address that begins with '{address[1]}:'{way_out}")
-    return path
+    return os.path.expanduser(path) if isinstance(path, str) else path  # type: ignore[return-value]  # noqa: PTH111  # of its own type
+
+
+def hosts_of(address: str) -> str:
+    """Return the hosts of a connection string, for messages: no credentials, no options.
+
+    Whatever stands before the last `@` may be a piece of a password. So where nobody has percent-encoded that, no host
+    is named, since it would be a guess.
+
+    Example:
+        >>> hosts_of("mongodb://nemo:p%40ss@db.example/chat"), hosts_of("mongodb://nemo:p@ss/w@db.example")
+        ('db.example', 'the server')
+    """
+    before, _, rest = address.partition("://")[2].rpartition("@")
+    is_clear = {"@", "/", "?"}.isdisjoint(before)
+    return (rest.partition("?")[0].partition("/")[0] if is_clear else "") or "the server"
+
+
+def check_address(address: str, name: str) -> None:
+    """Refuse a connection string whose user name or password is not percent-encoded: its parts would be guessed."""
+    before = address.partition("://")[2].rpartition("@")[0]
+    if before.count(":") > 1 or not {"@", "/", "?"}.isdisjoint(before):
+        raise ConfigurationError(
+            f"{name} is not valid: percent-encode user name and password, in which @, :, / and ? cannot stand, with "
+            "urllib.parse.quote_plus; elsewhere write %40 for an @"
+        )
+
+
+def redact(text: str) -> str:
+    """Return the text without anything that may be the user and password of a connection string in it."""
+    head, slashes, rest = text.partition("//")
+    return f"{head}{slashes}{rest.rpartition('@')[2]}"
 
 
 def check_seconds(value: object, name: str, *, none: str = "", most: float = LONGEST) -> None:

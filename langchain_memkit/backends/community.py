@@ -45,6 +45,9 @@ class DatabaseTable:
         except (sql.exc.SQLAlchemyError, ImportError) as error:
             msg = f"SQLAlchemy does not take this URL ({type(error).__name__}); is its driver installed?"
             raise ConfigurationError(msg) from None  # the original text may hold the URL
+        if engine.url.host and self._url.count("@") > 1:
+            msg = "the URL is not valid: percent-encode user name and password with urllib.parse.quote_plus; @ is %40"
+            raise ConfigurationError(msg)
         # Leave out the options as well as the credentials: they may be secrets, too.
         where = engine.url.set(username=None, password=None, query={}).render_as_string()
         if engine.dialect.is_async:

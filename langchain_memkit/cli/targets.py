@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import langchain_memkit
 from langchain_memkit.backends.sqlite.inspection import is_sqlite, tables_of
+from langchain_memkit.base import check_address, check_path, hosts_of
 from langchain_memkit.errors import ConfigurationError
 
 DATABASE = "chat_history"
@@ -77,7 +78,6 @@ class Target:
     @property
     def named_database(self) -> str | None:
         """The database in the option, else in the connection string; None if neither names one."""
-        # After the last @, since a password that is not percent-encoded may contain slashes.
         place = self.where.partition("://")[2].partition("?")[0].rpartition("@")[2]
         return self.given_database or (unquote(place.partition("/")[2]) if self.is_mongodb else None) or None
 
@@ -89,14 +89,12 @@ class Target:
     @property
     def path(self) -> Path:
         """The file or folder."""
-        return Path(self.where)
+        return Path(check_path(self.where))
 
     @property
     def label(self) -> str:
         """Its name in messages: the hosts or the path, without credentials and options."""
-        _, is_url, rest = self.where.partition("://")
-        hosts = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
-        return hosts or "the server" if is_url else self.where
+        return hosts_of(self.where) if "://" in self.where else self.where
 
 
 def check_target(place: Target, option: str, *, exists: bool = True) -> Target:
@@ -120,6 +118,8 @@ def check_target(place: Target, option: str, *, exists: bool = True) -> Target:
         msg = f"{option} {where}: its folder does not exist"
     if msg:
         raise ConfigurationError(msg)
+    if place.is_mongodb:
+        check_address(where, option)
     return place
 
 

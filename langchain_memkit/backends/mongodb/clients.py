@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import re
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +15,7 @@ from pymongo.driver_info import DriverInfo
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from langchain_memkit._locks import ForkSafeLock
+from langchain_memkit.base import check_address, hosts_of, redact
 from langchain_memkit.errors import ConfigurationError
 
 BsonDict: TypeAlias = dict[str, Any]
@@ -43,17 +43,6 @@ _users: dict[tuple[int, str], weakref.WeakSet[Clients]] = {}  # weak: a dropped 
 C = TypeVar("C")
 
 
-def redact(text: str) -> str:
-    """Return the text without the user and password of any connection string in it."""
-    return re.sub(r"//[^/?#]*@", "//", text)
-
-
-def hosts_of(uri: str) -> str:
-    """Return the hosts of a connection string, for messages: no credentials, no options."""
-    authority = re.split(r"[/?#]", uri.partition("//")[2], maxsplit=1)[0]
-    return authority.rpartition("@")[2] or "the server"
-
-
 class Clients:
     """Source of a store's clients: the caller's own, or shared ones for a connection string.
 
@@ -77,6 +66,7 @@ class Clients:
         if bool(uri) == (client is not None or async_client is not None):
             both = "Must provide connection_string or client, not both"
             raise ConfigurationError(both if uri else "Either connection_string or client must be provided")
+        check_address(uri or "", "connection_string")
         self._uri = uri or ""
         self._client = client
         self._async_client = async_client

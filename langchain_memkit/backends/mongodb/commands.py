@@ -25,9 +25,9 @@ from pymongo.read_concern import ReadConcern
 from pymongo.results import BulkWriteResult
 
 from langchain_memkit._sync import Flow, Step, drive_in_thread
-from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
 from langchain_memkit.backends.mongodb.failures import driver_errors
-from langchain_memkit.base import Now, TokenCounter, check_seconds
+from langchain_memkit.base import Now, TokenCounter, check_seconds, redact
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageTooLargeError
 from langchain_memkit.stores.backend import StoreBackend
 from langchain_memkit.stores.history_rows import Batch

@@ -10,7 +10,7 @@ from typing import Any
 from bson.errors import BSONError
 from pymongo import errors as driver
 
-from langchain_memkit.backends.mongodb.clients import redact
+from langchain_memkit.base import redact
 
 # Where a server begins to quote a document, a command or a value. An apostrophe within a word is no quote.
 QUOTE = re.compile(r"""[{"]|(?<!\w)'""")

@@ -19,10 +19,10 @@ from pymongo.read_concern import ReadConcern
 from langchain_memkit._sync import adrive, drive
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import vector_documents as docs
-from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, redact, scope_filter
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, scope_filter
 from langchain_memkit.backends.mongodb.commands import BATCH, CollectionRef, DuplicateKey, Runner, batches, rows_of
 from langchain_memkit.backends.mongodb.vector_documents import BY_ID, SessionWrite, records_filter, with_ids
-from langchain_memkit.base import Now, SessionInfo, check_arguments, utc_now
+from langchain_memkit.base import Now, SessionInfo, check_arguments, redact, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError
 from langchain_memkit.stores import vector_rows
 from langchain_memkit.stores.vector_filters import SearchScope

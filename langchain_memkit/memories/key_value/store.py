@@ -18,7 +18,7 @@ from urllib.parse import quote
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import cpu_bound
-from langchain_memkit.base import describe_value, user_prefix
+from langchain_memkit.base import check_path, describe_value, user_prefix
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.fuzzy import KeyFinder
 from langchain_memkit.messages.text import QUESTION, truncate_with_warning
@@ -120,7 +120,7 @@ def read_entries(path: str | Path) -> Entries:
     In a `.txt` file a new entry begins where a line is followed by a line `---`, so a description may contain line
     breaks and blank lines.
     """
-    file = Path(path)
+    file = Path(check_path(path))
     kind = file.suffix.lower()
     if kind not in (".json", ".txt"):
         raise ConfigurationError(f"{file.name} must be a .txt or a .json file")

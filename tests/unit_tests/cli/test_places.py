@@ -23,7 +23,6 @@ from langchain_memkit.errors import ConfigurationError
         ("mongodb://h:1,g:2/?replicaSet=rs0", "h:1,g:2", "chat_history"),
         ("mongodb://u:p%40%2F@h/my%20chat?x=1", "h", "my chat"),
         ("mongodb+srv://u:p@cluster.example/chat", "cluster.example", "chat"),
-        ("mongodb://u:p/q@h/chat", "h", "chat"),
     ],
 )
 def test_uris(uri: str, label: str, database: str) -> None:
@@ -43,6 +42,8 @@ def test_uris(uri: str, label: str, database: str) -> None:
         ("nothing.db", {}, "no such file"),
         ("chat.db", {"given_database": "x"}, "no MongoDB"),
         ("postgresql://u:p@h/x", {"given_database": "x"}, "^h is no MongoDB"),
+        ("postgresql://u:p/q@h/x", {"given_database": "x"}, "^the server is no MongoDB"),
+        ("mongodb://u:p/q@h/chat", {}, "^--from is not valid: percent-encode .* quote_plus"),
     ],
 )
 def test_refused(where: str, names: dict[str, Any], match: str) -> None:
