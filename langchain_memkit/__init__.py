@@ -11,7 +11,6 @@ explains how one body of logic serves sync and async callers. All code that touc
 
 from __future__ import annotations
 
-import sys as _sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +127,9 @@ def _load(name: str) -> Any:
         except PackageNotFoundError:  # a folder on the path, not installed
             raise AttributeError(name) from None
     if name not in _LAZY:
-        from langchain_memkit.base import did_you_mean
+        from langchain_memkit.errors import missing_name
 
-        msg = f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}"
-        raise AttributeError(msg, obj=_sys.modules[__name__])  # without a name, or Python adds a suggestion of its own
+        raise missing_name(__name__, name, __dir__(), lambda: _where(name))
     module, extra, packages = _LAZY[name]
     try:
         return getattr(import_module(module), name)
@@ -144,6 +142,12 @@ def _load(name: str) -> Any:
 
         msg = f'{name} needs an extra: pip install "langchain-memkit[{extra}]" ({package} is missing or too old)'
         raise MissingExtraError(msg) from error
+
+
+def _where(name: str) -> str:
+    """Return the end of an error message about a name that is in one of the modules; else nothing."""
+    homes = [module for module in _MODULES if name in getattr(import_module(f"{__name__}.{module}"), "__all__", ())]
+    return f"; it is in {__name__}.{homes[0]}" if homes else ""
 
 
 def _is_there(name: str) -> bool:

@@ -23,7 +23,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
-from langchain_memkit.errors import ConfigurationError, MemkitError
+from langchain_memkit.errors import ConfigurationError, MemkitError, did_you_mean
 
 # -- memories: they load messages for a prompt, and save finished turns
 
@@ -608,15 +608,6 @@ def describe_type(value: object, wanted: type) -> str:
         langgraph = "; it is one of LangGraph's, so wrap it: LangGraphKeyValueStore(store)"
         return type(value).__name__ + (langgraph if hasattr(value, "list_namespaces") else "")
     return f"the class {value.__name__}" + (": call it" if issubclass(value, wanted) else "")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: a similar known one, or nothing."""
-    lower = {other.lower(): other for other in known}
-    # "session" for "session_id": too short for a close match, but its first word
-    begun = [other for other in lower if len(name) > 2 and other.startswith(f"{name.lower()}_")]
-    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7) or begun
-    return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
 def check_size(value: object, name: str, least: int) -> int:

@@ -26,10 +26,13 @@ causes holds credentials or conversation text; objects that you pass in (a model
 
 from __future__ import annotations
 
+import dis
 import logging
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
 
@@ -177,3 +180,46 @@ class IdempotencyConflictError(HistoryWriteError):
     def __init__(self, message: str, *, stored: Sequence[BaseMessage] = (), **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         self.stored = list(stored)
+
+
+# -- names that do not exist
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: a similar known one, or nothing."""
+    lower = {other.lower(): other for other in known}
+    # "session" for "session_id": too short for a close match, but its first word
+    begun = [other for other in lower if len(name) > 2 and other.startswith(f"{name.lower()}_")]
+    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7) or begun
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def missing_name(module: str, name: str, known: Iterable[str], where: Callable[[], str] = str) -> Exception:
+    """Return the error for a name that a module lacks, which the `__getattr__` of the module raises.
+
+    It is an AttributeError, as `hasattr` needs it; but an ImportError for `from module import name`, where Python would
+    replace an AttributeError by one without the suggestion.
+
+    Args:
+        module: The module.
+        name: The name.
+        known: The names that it has, of which a similar one is suggested.
+        where: Called in an import statement, to tell in which other module the name is.
+    """
+    asking: Any = sys._getframe(1).f_back  # who has asked `__getattr__`
+    is_import = asking is not None and dis.opname[asking.f_code.co_code[asking.f_lasti]] == "IMPORT_FROM"
+    if is_import:
+        return ImportError(
+            f"cannot import name {name!r} from {module!r}{where() or did_you_mean(name, known)}", name=module
+        )
+    # Python asks every module for `__path__` and the like, and would add a suggestion of its own to one with a name.
+    hint = "" if name.startswith("__") else did_you_mean(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}", obj=sys.modules[module])
+
+
+def _lacking(name: str) -> Any:
+    raise missing_name(__name__, name, __all__)
+
+
+if not TYPE_CHECKING:  # a type checker would believe that every name exists
+    __getattr__ = _lacking

@@ -20,7 +20,7 @@ import langchain_memkit
 from langchain_memkit import migrate as migration
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, inspection
 from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
-from langchain_memkit.base import Turn
+from langchain_memkit.base import Turn, check_path
 from langchain_memkit.cli.output import FROM_URI, STREAM, TO_URI, URI, Output, SafeGroup, readable, writable
 from langchain_memkit.cli.purge import purge_places
 from langchain_memkit.cli.report import write_report
@@ -375,7 +375,7 @@ def stats(
 
 
 def _ask_to_replace(output: Output, file: str, yes: bool) -> None:
-    if file != STREAM and not yes and os.path.lexists(file):
+    if file != STREAM and not yes and os.path.lexists(check_path(file)):
         output.confirm(f"Replace {file}?", "nothing was written. Answer with y, or give --yes where nobody can answer")
 
 
@@ -535,7 +535,7 @@ def _check_file(place: Target) -> Iterator[Check]:
             found = f"every user of this machine may read or write {', '.join(open_to)}"
             yield Check(f"{name}: rights", "warn", found, f"chmod 600 {name}*, or 660 to share it with a group")
         else:
-            yield Check(f"{name}: rights", "ok", f"{facts.modes[name]:04o}")
+            yield Check(f"{name}: rights", "ok", f"{facts.modes[str(place.path)]:04o}")
 
 
 def _check_server(output: Output, place: Target, fix: bool) -> Iterator[Check]:

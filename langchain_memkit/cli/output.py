@@ -22,6 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from langchain_memkit.backends.sqlite.inspection import is_sqlite
+from langchain_memkit.base import check_path
 from langchain_memkit.cli.targets import Target
 from langchain_memkit.errors import ConfigurationError, MemkitError, MissingExtraError
 
@@ -192,6 +193,7 @@ def writable(file: str, source: Target) -> Iterator[str | TextIO]:
             yield stream
             stream.flush()
         return
+    file = check_path(file)
     path = Path(file).absolute()
     if not path.parent.is_dir():
         raise ConfigurationError(f"{file}: its folder does not exist")
@@ -210,7 +212,7 @@ def readable(file: str) -> Iterator[str | TextIO]:
         with _standard(sys.stdin, "stdin", "surrogateescape") as stream:
             yield stream
         return
-    if not Path(file).is_file():
+    if not Path(check_path(file)).is_file():
         raise ConfigurationError(f"{file}: there is no such file")
     yield file
 

@@ -8,6 +8,9 @@ finished by the next one. Whatever cannot be read is counted and named.
 # stores, `jsonl` connects a store and a file.
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from langchain_memkit.errors import missing_name
 from langchain_memkit.migrate.foreign import (
     langchain_file_source,
     langchain_memory_source,
@@ -30,3 +33,11 @@ __all__ = [
     "langgraph_source",
     "migrate",
 ]
+
+
+def _lacking(name: str) -> Any:
+    raise missing_name(__name__, name, __all__)
+
+
+if not TYPE_CHECKING:  # a type checker would believe that every name exists
+    __getattr__ = _lacking

@@ -17,8 +17,8 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config, merge
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from langchain_memkit._sync import CONDENSED, adrive, drive, event, internal_call, model_call
-from langchain_memkit.base import Memory, did_you_mean
-from langchain_memkit.errors import ConfigurationError, logger
+from langchain_memkit.base import Memory
+from langchain_memkit.errors import ConfigurationError, did_you_mean, logger
 from langchain_memkit.retrievers import rewriter
 from langchain_memkit.retrievers.expansion import Turn, expanded
 from langchain_memkit.retrievers.history import Past, as_messages, question_of, read_past

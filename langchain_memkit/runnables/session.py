@@ -22,8 +22,8 @@ from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessage
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, dry_run, event, gather
-from langchain_memkit.base import IDS, HistoryView, Memory, Preprocessor, Query, TurnContext, check_id, did_you_mean
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.base import IDS, HistoryView, Memory, Preprocessor, Query, TurnContext, check_id
+from langchain_memkit.errors import ConfigurationError, did_you_mean
 from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source

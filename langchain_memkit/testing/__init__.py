@@ -13,6 +13,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from langchain_memkit.errors import missing_name
 from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ _LAZY = {
 def _load(name: str) -> object:
     """Import a contract on its first use (PEP 562)."""
     if name not in _LAZY:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise missing_name(__name__, name, __all__)
     if "pytest" in sys.modules:
         unseen = [module for module in _LAZY.values() if module not in sys.modules]
         sys.modules["pytest"].register_assert_rewrite(*unseen)  # so that a failed case shows its values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -196,6 +197,53 @@ def test_one_suggestion() -> None:
     assert done.returncode == 1
     assert done.stderr.lower().count("did you mean") == 1
     assert "did you mean 'MongoDBChatMessageHistory'?" in done.stderr
+
+
+IMPORTS = {
+    "from langchain_memkit import SQLiteChatHistory": "; did you mean 'SQLiteChatMessageHistory'?",
+    "from langchain_memkit import session, create_runable_with_message_history": (
+        "; did you mean 'create_runnable_with_message_history'?"
+    ),
+    "from langchain_memkit import StaleTurnError": "; it is in langchain_memkit.errors",
+    "from langchain_memkit import FakeChatModel": "; it is in langchain_memkit.testing",
+    "from langchain_memkit import import_history": "; it is in langchain_memkit.migrate",
+    "from langchain_memkit.errors import StaleTurn": "; did you mean 'StaleTurnError'?",
+    "from langchain_memkit.testing import ChatMessageHistoryContracts": "; did you mean 'ChatMessageHistoryContract'?",
+    "from langchain_memkit.migrate import export_histories": "; did you mean 'export_history'?",
+    "from langchain_memkit.migrate import ConfigurationErrors": "",
+    "from langchain_memkit import nonsense": "",
+}
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_misspelt_imports(line: str) -> None:
+    """An ImportError tells the right name, or where it is; and what asks politely is still told no."""
+    _, module, _, *names = line.replace(",", "").split()
+    with pytest.raises(ImportError) as raised:
+        exec(line)
+    assert str(raised.value) == f"cannot import name {names[-1]!r} from {module!r}{IMPORTS[line]}"
+    assert raised.value.name == module
+    assert not hasattr(importlib.import_module(module), names[-1])
+    assert getattr(importlib.import_module(module), names[-1], None) is None
+    with pytest.raises(AttributeError, match=names[-1]):
+        getattr(importlib.import_module(module), names[-1])
+
+
+def test_imports_that_are_right() -> None:
+    """Modules that nobody has loaded are found, star imports work, and nothing is loaded to find a name."""
+    code = """
+from langchain_memkit import base, memories, classic, runnables
+from langchain_memkit.testing import histories, FakeChatModel
+from langchain_memkit.migrate import jsonl
+from langchain_memkit.errors import *
+from langchain_memkit import *
+print(base.__name__, memories.__name__, histories.__name__, jsonl.__name__, SQLiteChatMessageHistory.__name__)
+import inspect, langchain_memkit
+print([name for name in ("x", "__wrapped__", "__path__") if hasattr(langchain_memkit, name)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "['__path__']"
 
 
 def test_representations(tmp_path: Path) -> None:

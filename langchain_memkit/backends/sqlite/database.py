@@ -376,11 +376,13 @@ HINTS = {
 """Advice for the user, by SQLite's primary error code."""
 
 
-def explain_error(error: Exception) -> str:
-    """Return SQLite's message, with a hint on what to do where it is too short."""
+def explain_error(error: Exception, path: str | os.PathLike[str]) -> str:
+    """Return SQLite's message about a file, with a hint on what to do where it is too short."""
     if isinstance(error, UnicodeDecodeError):
         return f"database disk image is malformed ({REPAIR})"
     hint = HINTS.get(_code_of(error))
+    if Path(path).is_dir():
+        hint = f"{path} is a folder: name a file in it, such as {Path(path) / 'chat.db'}"
     return f"{error} ({hint})" if hint else str(error)
 
 
@@ -437,7 +439,9 @@ class Transactions(StoreBackend):
             with self._database.connection() as connection:
                 yield connection
         except FAILURES as error:
-            raise HistoryReadError(f"cannot read {self._database.path}: {explain_error(error)}") from error
+            raise HistoryReadError(
+                f"cannot read {self._database.path}: {explain_error(error, self._database.path)}"
+            ) from error
 
     async def _select(self, statement: str, **parameters: object) -> list[sqlite3.Row]:
         """Return the rows of a query, which may use the time as `:now`."""
@@ -482,7 +486,7 @@ class Transactions(StoreBackend):
             unknown = committing and getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_FSYNC"
             again = "retry with the same turn_id" if "turn_id" in context else "call again"
             state = f"It may be stored: {again}" if unknown else "Nothing was stored"
-            msg = f"cannot write {self._database.path}: {explain_error(error)}. {state}."
+            msg = f"cannot write {self._database.path}: {explain_error(error, self._database.path)}. {state}."
             raise HistoryWriteError(msg, maybe_stored=unknown, **context) from error
 
     async def _erase(self, *, moved: bool = False) -> None:
@@ -510,7 +514,7 @@ class Transactions(StoreBackend):
                     connection.execute(f"PRAGMA busy_timeout = {int(self._database.timeout * 1000)}")
         except FAILURES as error:
             msg = "deleted, but the text may stay in %s or its -wal until the next clear or purge: %s"
-            logger.warning(msg, self._database.path, explain_error(error))
+            logger.warning(msg, self._database.path, explain_error(error, self._database.path))
 
 
 def _empty_log(connection: sqlite3.Connection) -> bool:

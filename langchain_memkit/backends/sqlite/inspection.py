@@ -92,7 +92,7 @@ def _reading(path: str | os.PathLike[str], mode: str = "rw", seconds: float = SE
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # one damaged cell hides no row
             yield connection
     except FAILURES as error:
-        raise HistoryReadError(f"cannot read {path}: {explain_error(error)}") from error
+        raise HistoryReadError(f"cannot read {path}: {explain_error(error, path)}") from error
 
 
 # -- files of other packages, read row by row, in order

@@ -10,13 +10,22 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history, purge_user
+from langchain_memkit import (
+    KeyValueMemory,
+    SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
+    SQLiteVectorStore,
+    create_runnable_with_message_history,
+    purge_user,
+)
 from langchain_memkit.backends.sqlite import database
 from langchain_memkit.errors import (
     ConfigurationError,
@@ -25,6 +34,7 @@ from langchain_memkit.errors import (
     MessageDecodeError,
     StaleTurnError,
 )
+from langchain_memkit.migrate import export_history, import_history
 from langchain_memkit.testing import FrozenClock
 
 TURN = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
@@ -485,3 +495,50 @@ def test_token_counters_without_a_name_are_not_trusted(path: Path) -> None:
     other = SQLiteChatMessageHistory(path, "s1", token_counter=lambda messages: 100)
     assert other.tail(max_tokens=99) == []
     assert len(other.tail(max_tokens=200)) == 2
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    """It is said to be one, with a name that could be meant; a folder that is missing is asked for as before."""
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    calls: list[Callable[[], Any]] = [
+        lambda: SQLiteChatMessageHistory(folder, "s1").messages,
+        lambda: SQLiteChatMessageHistory.factory(folder).setup(),
+        lambda: SQLiteChatMessageHistory(folder, "s1").add_user_message("hello"),
+        lambda: SQLiteKeyValueStore(folder).mset([("k", {"a": 1})]),
+        lambda: SQLiteKeyValueStore(folder).mget(["k"]),
+    ]
+    for call in calls:
+        with pytest.raises((HistoryReadError, HistoryWriteError, ConfigurationError)) as raised:
+            call()
+        assert f"{folder} is a folder: name a file in it, such as {folder / 'chat.db'}" in str(raised.value)
+    with pytest.raises(HistoryReadError, match="does its folder exist"):
+        _ = SQLiteChatMessageHistory(folder / "no" / "chat.db", "s1").messages
+
+
+def test_the_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` at the beginning of a text is expanded wherever a path is taken, and nothing else is."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    SQLiteChatMessageHistory("~/a.db", "s1").add_user_message("hello")
+    with SQLiteChatMessageHistory.factory("~/b.db") as histories:
+        histories("s1").add_user_message("hello")
+        export_history(histories, "~/out.jsonl", progress=False)
+        assert import_history(histories, "~/out.jsonl", progress=False).sessions == 1
+    SQLiteKeyValueStore("~/c.db").mset([("k", {"a": 1})])
+    SQLiteVectorStore("~/d.db", DeterministicFakeEmbedding(size=8)).add_texts(["hello"])
+    (home / "books.txt").write_text("Title\n---\nText\n")
+    assert KeyValueMemory.from_file("~/books.txt").titles() == ["Title"]
+    files = {file.name for file in home.iterdir()}
+    assert files >= {"a.db", "b.db", "c.db", "d.db", "out.jsonl", "books.txt"}
+    assert SQLiteChatMessageHistory(home / "a.db", "s1").messages == SQLiteChatMessageHistory("~/a.db", "s1").messages
+    assert list(here.iterdir()) == []
+    (here / "~").mkdir()
+    for name in ("./~/a.db", Path("~/b.db"), "~nobody-of-this-name", "a~b"):
+        SQLiteChatMessageHistory(name, "s1").add_user_message("hello")
+    assert {file.name for file in here.iterdir()} >= {"~", "~nobody-of-this-name", "a~b"}
+    assert {file.name for file in (here / "~").iterdir()} >= {"a.db", "b.db"}
+    assert SQLiteChatMessageHistory(":memory:", "s1").messages == []

@@ -126,3 +126,28 @@ def test_ctrl_c_while_it_loads() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "memkit: interrupted: run the same command again\n"
+
+
+def test_the_folder_of_the_user(
+    memkit: Callable[..., Any], reefs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`~` is expanded where no shell does it: after `=`, and in an environment variable."""
+    home = tmp_path / "home"
+    home.mkdir()
+    assert memkit("doctor", "./reefs.db").exit_code == 0
+    reefs.rename(home / "reefs.db")
+    monkeypatch.setenv("HOME", str(home))
+    assert memkit("list", "--from=~/reefs.db").stdout.count("Where is reef") == 5
+    monkeypatch.setenv("MEMKIT_URI", "~/reefs.db")
+    assert "Reefs" in memkit("list").stdout
+    assert memkit("doctor").exit_code == 0
+    assert memkit("export", "~/out.jsonl").exit_code == 0
+    assert memkit("report", "-o", "~/page.html").exit_code == 0
+    assert memkit("migrate", "--to=~/new.db").exit_code == 0
+    assert memkit("import", "~/out.jsonl", "--to=~/again.db").exit_code == 0
+    assert memkit("purge", "--user", "dory", "--yes").exit_code == 0
+    assert {file.name for file in home.iterdir()} >= {"out.jsonl", "page.html", "new.db", "again.db"}
+    asked = memkit("export", "~/out.jsonl")
+    assert (asked.exit_code, "Replace" in asked.stderr) == (2, True)
+    assert memkit("export", "~/reefs.db", "--yes").exit_code == 2
+    assert not (tmp_path / "~").exists()
