@@ -44,6 +44,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
@@ -212,6 +213,29 @@ def is_async(function: object) -> bool:
     """Return whether a call returns a coroutine: for an async function, or an object with an async `__call__`."""
     called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is asked
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def warn_if_blocking() -> None:
+    """Log once per process that a sync call stops the event loop on which it is made.
+
+    A notebook runs its cells on a loop, where nobody else waits, so nothing is said there.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    shell = sys.modules.get("IPython")
+    if shell is None or shell.get_ipython() is None:
+        report_blocking()
+
+
+@cache
+def report_blocking() -> None:
+    """Log that a sync call stops an event loop."""
+    logger.warning(
+        "a sync call (invoke, stream) runs on an event loop, which stands still until the model has answered and the "
+        "turn is stored: use the async verbs there (ainvoke, astream). This is said once"
+    )
 
 
 def call_user_function(function: Callable[..., Any], *args: Any, name: str) -> Step[Any]:

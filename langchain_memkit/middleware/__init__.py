@@ -23,7 +23,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from langchain_memkit._sync import adrive, drive, shielded
+from langchain_memkit._sync import adrive, drive, shielded, warn_if_blocking
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.middleware import run as runs
@@ -101,6 +101,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def before_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Start the turn; messages of the state that the transcript lacks are stored first."""
+        warn_if_blocking()
         return drive(self._begin(state, runtime))
 
     async def abefore_agent(self, state: HistoryState, runtime: Context) -> Update:

@@ -16,7 +16,17 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._histories import asks_for_window, check_replaces, load_history, stored_ids
-from langchain_memkit._sync import Step, adrive, as_step, closing_stream, drive, dry_run, event, shielded
+from langchain_memkit._sync import (
+    Step,
+    adrive,
+    as_step,
+    closing_stream,
+    drive,
+    dry_run,
+    event,
+    shielded,
+    warn_if_blocking,
+)
 from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnContext
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.messages.chain_io import StreamedOutput
@@ -48,6 +58,7 @@ class HistoryTurn(Runnable[Any, Any]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn and return the runnable's output."""
+        warn_if_blocking()
         return self._call_with_config(lambda value, config: drive(self._run(value, config, kwargs)), input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -70,6 +81,7 @@ class HistoryTurn(Runnable[Any, Any]):
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Stream one turn for a streamed input, which is collected first."""
+        warn_if_blocking()
         # Core's wrapper ends without closing the generator, and the partial answer would not be saved.
         with ExitStack() as inner:
 

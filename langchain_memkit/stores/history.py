@@ -9,6 +9,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
@@ -305,6 +306,10 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The user ids, sorted; an empty string stands for the unowned sessions.
         """
+
+    async def has_users(self) -> bool:
+        """Return whether anybody has turns, unowned sessions aside; a backend may find that out more cheaply."""
+        return any(await self.owners())
 
     async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
         """List the rows of a session that replace others, with an index; see the class.
@@ -1208,6 +1213,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         self._first = first
         self._make = make  # a subclass's constructor, whose work may depend on the ids; None to copy `first`
         self._store = first._store
+        self._told_of_users = False
         self._clears_more = overrides(first, "clear") or overrides(first, "aclear")
 
     def __repr__(self) -> str:
@@ -1279,7 +1285,8 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         turns of other sessions in the same time. With `where`, it costs as much as all sessions that match.
 
         Args:
-            user_id: The user; None lists the unowned sessions.
+            user_id: The user; None lists the unowned sessions. If there are none but those of users, a log line says so
+                once.
             limit: The greatest number of sessions, at least 1; None for all.
             before: The `cursor` of the last session of the page before; None begins with the newest.
             where: Only sessions whose metadata has these values: text, numbers, True, False or None.
@@ -1303,7 +1310,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
             >>> [session.title for session in histories.list_sessions("u1", limit=2, before=page[-1].cursor)]
             ['Hello from s1.']
         """
-        return self._store.run(self._store.session_page(_asked(user_id, limit, before, where, hidden)))
+        return self._store.run(self._page(_asked(user_id, limit, before, where, hidden)))
 
     async def alist_sessions(
         self,
@@ -1315,7 +1322,22 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         hidden: bool = False,
     ) -> list[SessionInfo]:
         """Run `list_sessions` asynchronously. It returns a list: `for s in await histories.alist_sessions(user)`."""
-        return await self._store.arun(self._store.session_page(_asked(user_id, limit, before, where, hidden)))
+        return await self._store.arun(self._page(_asked(user_id, limit, before, where, hidden)))
+
+    async def _page(self, asked: SessionQuery) -> list[SessionInfo]:
+        """Read a page; if nobody's sessions were asked for and there are none, look once whether users have some."""
+        page = await self._store.session_page(asked)
+        is_all = not (asked.user_id or asked.before or asked.where)
+        if page or not is_all or self._told_of_users:
+            return page
+        with suppress(errors.HistoryReadError):  # the list itself was read
+            self._told_of_users = await self._store.has_users()
+        if self._told_of_users:
+            logger.warning(
+                "list_sessions() found none, since it lists only sessions without a user, and all of them have one: "
+                "call list_sessions(user_id)"
+            )
+        return page
 
     def update_session(
         self, session_id: str, user_id: str | None = None, *, title: str | None = None, metadata: Metadata | None = None

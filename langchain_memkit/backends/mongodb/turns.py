@@ -628,6 +628,11 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         legacy = await self.find(legacy_filter(*self.settings.legacy_keys), ["_id"], limit=1)
         return sorted(users | ({""} if legacy else set()))
 
+    async def has_users(self) -> bool:
+        """Return whether anybody has turns."""
+        match = {"user_id": {"$gt": ""}, "seq": {"$gt": 0}, "kind": {"$nin": NO_TURNS}}
+        return bool(await self.find(match, ["_id"], limit=1))
+
     # -- writing
 
     async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:

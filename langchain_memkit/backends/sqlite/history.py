@@ -291,6 +291,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
         return [row[0] for row in rows]
 
+    async def has_users(self) -> bool:
+        """Return whether anybody has turns."""
+        return bool(await self._select("SELECT 1 FROM turns WHERE kind = 'turn' AND user_id > '' LIMIT 1"))
+
     async def append(
         self, scope: SessionScope, batch: history_rows.Batch, expected_seq: int | None, origin: history_rows.ReadVersion
     ) -> int:

@@ -148,3 +148,34 @@ def test_turns_of_one_time(path: Path) -> None:
 def test_titles_in_answers(answer: str, title: str) -> None:
     """The first line, without marks, quotation marks and control characters, cut at 80."""
     assert title_in(answer) == title
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_sessions_of_nobody_in_an_app_with_users(
+    style: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A list without a user that finds none says once that users have some; any other list says nothing."""
+    histories = SQLiteChatMessageHistory.factory(path)
+
+    async def listed(*user: str, **options: Any) -> int:
+        if style == "sync":
+            return len(histories.list_sessions(*user, **options))
+        return len(await histories.alist_sessions(*user, **options))
+
+    assert await listed() == 0
+    histories("s1", "u1").add_messages(TURN)
+    assert await listed("u1") == 1
+    assert await listed("u2") == 0
+    assert await listed(where={"folder": "sea"}) == 0
+    assert caplog.text == ""
+    assert [await listed(), await listed(), await listed(limit=5)] == [0, 0, 0]
+    (record,) = caplog.records
+    assert "call list_sessions(user_id)" in record.getMessage()
+    caplog.clear()
+    other = SQLiteChatMessageHistory.factory(path)
+    other("s2").add_messages(TURN)
+    assert len(other.list_sessions()) == 1
+    other("s2").clear()
+    other.purge("u1")
+    assert other.list_sessions() == []
+    assert caplog.text == ""
