@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 from abc import ABC, abstractmethod
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -523,7 +524,7 @@ class SessionInfo:
 
     @property
     def cursor(self) -> str:
-        """What `list_sessions(before=...)` takes to go on after this session: a text, for a web page to send back."""
+        """What `list_sessions(before=...)` takes to go on after this session: a text that a URL takes as it is."""
         return str(ListPosition(self.updated_at, self.session_id))
 
 
@@ -562,8 +563,9 @@ class ListPosition(NamedTuple):
     message: int = 0
 
     def __str__(self) -> str:
-        """Write it as a cursor."""
-        return f"{self.at.isoformat() if self.at else '-'} {self.seq} {self.message} {self.session_id}"
+        """Write it as a cursor: letters, digits, `-` and `_`, which a URL takes as they are."""
+        text = f"{self.at.isoformat() if self.at else '-'} {self.seq} {self.message} {self.session_id}"
+        return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     @classmethod
     def read(cls, cursor: object) -> ListPosition | None:
@@ -571,10 +573,13 @@ class ListPosition(NamedTuple):
         if cursor is None:
             return None
         try:
-            at, seq, message, session_id = check_text(cursor, "before", 2 * MAX_ID_BYTES).split(" ", 3)
+            given = check_text(cursor, "before", 2 * MAX_ID_BYTES)
+            text = urlsafe_b64decode(given + "=" * (-len(given) % 4)).decode()
+            at, seq, message, session_id = text.split(" ", 3)
             date = None if at == "-" else datetime.fromisoformat(at)
             place = cls(date, check_id(session_id, "session_id"), int(seq), int(message))
-            if (date is None or date.tzinfo) and 0 <= place.seq <= 2**53 and 0 <= place.message < 2**31:
+            in_range = 0 <= place.seq <= 2**53 and 0 <= place.message < 2**31
+            if (date is None or date.tzinfo) and in_range and str(place) == given:
                 return place
         except (TypeError, ValueError):
             pass

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.backends.sqlite import database
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.stores.sessions import title_in
 from langchain_memkit.testing import FrozenClock
 
@@ -179,3 +182,32 @@ async def test_sessions_of_nobody_in_an_app_with_users(
     other.purge("u1")
     assert other.list_sessions() == []
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", ["plain", "a b+c&d=e/f?g#h%20%", "Füße 🐟", "x" * 512, "\x01\n\t ."])
+def test_cursors_survive_a_url(name: str, path: Path) -> None:
+    """They are of letters, digits, `-` and `_`, whatever the ids are, and go on where the page has ended."""
+    histories = SQLiteChatMessageHistory.factory(path)
+    for session_id in ("last", name, "first"):
+        histories(session_id, "u1").add_messages(TURN)
+    listed = histories.list_sessions("u1", limit=2)
+    found = histories.search_messages("u1", "nemo", limit=3)
+    for cursor in (listed[-1].cursor, found[-1].cursor):
+        assert quote(cursor, safe="") == quote_plus(cursor) == cursor
+        assert cursor.isascii()
+    assert [info.session_id for info in histories.list_sessions("u1", before=listed[-1].cursor)] == ["last"]
+    assert [hit.session_id for hit in histories.search_messages("u1", "nemo", before=found[-1].cursor)] == [
+        name,
+        "last",
+        "last",
+    ]
+
+
+@pytest.mark.parametrize("change", [str.swapcase, lambda c: c[:-2], lambda c: c + "=", lambda c: c + " ", lambda c: ""])
+def test_cursors_that_are_none(change: Callable[[str], str], path: Path) -> None:
+    """What is no cursor is a ValueError, not another page."""
+    histories = SQLiteChatMessageHistory.factory(path)
+    histories("s1", "u1").add_messages(TURN)
+    cursor = change(histories.list_sessions("u1")[0].cursor)
+    with pytest.raises(ConfigurationError, match="before must be the `cursor` of the last item"):
+        histories.list_sessions("u1", before=cursor)
