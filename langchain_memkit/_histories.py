@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
+from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig, run_in_executor
 
+from langchain_memkit._compat import BaseChatMessageHistory
 from langchain_memkit._sync import Step, as_step
 from langchain_memkit.base import HistoryView, Messages, Preprocessor, Window, check_size
-from langchain_memkit.errors import ConfigurationError, logger
+from langchain_memkit.errors import ConfigurationError, HistoryWriteError, logger
 from langchain_memkit.messages.trimming import cut_tail
 
 T = TypeVar("T")
@@ -72,9 +74,26 @@ def _report(name: str, changed: tuple[str, ...]) -> None:
     )
 
 
-def read_messages(history: History) -> Step[Messages]:
-    """Read the whole conversation, oldest first."""
-    return _step(history, lambda: history.messages, "aget_messages")
+async def read_messages(history: History) -> list[BaseMessage]:
+    """Read the whole conversation, oldest first, in whatever form the history keeps its messages."""
+    found = await _step(history, lambda: history.messages, "aget_messages")
+    return to_messages(found, f"`messages` of a {type(history).__name__}")
+
+
+def to_messages(given: Any, name: str) -> list[BaseMessage]:
+    """Convert messages in any form that LangChain takes: messages, dicts, tuples, texts.
+
+    Raises:
+        ConfigurationError: LangChain makes no messages of them. `name` says whose they are; none is quoted.
+    """
+    problem = f"a {type(given).__name__}"
+    if not isinstance(given, (str, Mapping)):
+        try:
+            return convert_to_messages(given)
+        except Exception as error:  # noqa: BLE001  # core raises what its parts raise
+            problem = f"what langchain-core makes no messages of ({type(error).__name__})"
+    # outside of `except`: core's error quotes the messages, so do not chain it
+    raise ConfigurationError(f"{name} must be a list of messages, or of (role, text), not {problem}")
 
 
 def asks_for_window(preprocessor: Preprocessor | None) -> bool:
@@ -101,7 +120,7 @@ async def load_history(
 ) -> HistoryView:
     """Read the history of a turn: a memkit history (`native`) in part, if the preprocessor says how much it needs."""
     if not native:
-        return HistoryView(list(await read_messages(history)))
+        return HistoryView(await read_messages(history))
     size: int | None = getattr(history, "history_size", None)
     configurable, given = config.get("configurable") or {}, dict[str, Any]()
     if configurable.get("replaces"):
@@ -127,9 +146,29 @@ async def load_history(
     return view._replace(messages=read.selected(range(begin, len(read))))
 
 
-def add_messages(history: History, messages: Messages) -> Step[None]:
-    """Append messages."""
-    return _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
+async def add_messages(history: History, messages: Messages) -> None:
+    """Append messages.
+
+    Raises:
+        HistoryWriteError: The history has no method that adds any, as where it is only read.
+    """
+    try:
+        await _step(history, lambda: history.add_messages(messages), "aadd_messages", messages)
+    except (AttributeError, NotImplementedError) as error:
+        if not _only_reads(history):
+            raise
+        raise HistoryWriteError(
+            f"a {type(history).__name__} has neither add_messages nor add_message, so nothing was stored: define "
+            'add_messages(messages) in it, or give on_save_error="log" to go on without saving',
+            messages=messages,
+        ) from error
+
+
+def _only_reads(history: History) -> bool:
+    """Return whether a history has none of the methods that add messages, or merely LangChain's, which call them."""
+    verbs = ("add_messages", "add_message")
+    found = [getattr(getattr(history, verb, None), "__func__", None) for verb in verbs if hasattr(history, verb)]
+    return all(function in [getattr(BaseChatMessageHistory, verb) for verb in verbs] for function in found)
 
 
 def append_turn(

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
+from langchain_memkit._histories import to_messages
 from langchain_memkit.backends.community import DatabaseTable, read_message_file
 from langchain_memkit.backends.sqlite.inspection import MessageTable, Older, checkpoints_in
 from langchain_memkit.base import Turn, check_id, check_path
@@ -237,9 +238,11 @@ def _of_memory(memory: Any) -> Iterator[Turn]:
     if not isinstance(history, list) and not hasattr(history, "messages"):
         msg = f"a {type(memory).__name__} holds no messages: pass its memories one by one, or their chat histories"
         raise ConfigurationError(msg)
-    for i, message in enumerate(list(history if isinstance(history, list) else history.messages)):
-        if not isinstance(message, BaseMessage):
-            yield unreadable(f"message {i}: a {type(message).__name__}, not a message")
+    for i, given in enumerate(list(history if isinstance(history, list) else history.messages)):
+        try:
+            [message] = to_messages([given], "a history")
+        except ConfigurationError:
+            yield unreadable(f"message {i}: a {type(given).__name__}, not a message")
             continue
         name = ("memory", str(i), f"{message.type}:{message.content!r}:{message.id}")
         yield message_turn(message.model_copy(), name, None, f"message {i}")  # a copy, since this sets the id

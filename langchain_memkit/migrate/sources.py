@@ -13,7 +13,8 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 
-from langchain_memkit._histories import is_native
+from langchain_memkit._histories import is_native, read_messages
+from langchain_memkit._sync import run_step
 from langchain_memkit.base import TokenCounter, Turn, describe_type
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES, turn_starts
@@ -114,7 +115,7 @@ def history_source(factory: AnyFactory, user_id: str | None = None, *, native_on
             yield from (turn for turn in turns if not turn.is_replaced)
             return
         place = f"{history.user_id!r} {history.session_id!r}"
-        for i, message in enumerate(history.messages):
+        for i, message in enumerate(run_step(read_messages(history))):
             name = ("history", place, message.id or f"{i} {message.type} {message.content!r}")
             yield message_turn(message.model_copy(), name, None, "")
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
 
-from langchain_memkit._histories import is_native
+from langchain_memkit._histories import is_native, read_messages
 from langchain_memkit._progress import progress_bar
+from langchain_memkit._sync import run_step
 from langchain_memkit.base import Turn, check_id
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, IdempotencyConflictError, MessageEncodeError
 from langchain_memkit.messages.codec import encode_messages
@@ -80,7 +81,7 @@ def copy_turns(turns: Iterable[Turn], target: TurnHistory, report: MigrationRepo
 def known_ids(history: TurnHistory, turns: Iterable[Turn]) -> set[str]:
     """Return the ids of these turns' messages that a history has stored; for a subclass, all of its ids."""
     if not is_native(history):
-        return {message.id for message in history.messages if message.id}
+        return {message.id for message in run_step(read_messages(history)) if message.id}
     return history.stored_ids([message.id for turn in turns for message in turn.messages if message.id])
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage
 
-from langchain_memkit._histories import has_native, read_messages
+from langchain_memkit._histories import has_native, read_messages, to_messages
 from langchain_memkit._sync import Step
 from langchain_memkit.base import Memory
 from langchain_memkit.errors import ConfigurationError
@@ -97,14 +97,7 @@ def as_messages(given: Any) -> list[BaseMessage]:
     """Convert a `chat_history`, in any form that LangChain converts to messages, or raise; None gives an empty list."""
     if given is None:
         return []
-    try:
-        if not isinstance(given, Mapping):
-            return convert_to_messages([given] if isinstance(given, (str, BaseMessage)) else given)
-        problem = "a dict"
-    except (NotImplementedError, TypeError, ValueError) as error:
-        problem = f"what langchain-core makes no messages of ({type(error).__name__})"
-    msg = f"chat_history must be a list of messages, or of (role, text), not of (question, answer), not {problem}"
-    raise ConfigurationError(msg)  # outside of `except`: core's error quotes the messages, so do not chain it
+    return to_messages([given] if isinstance(given, (str, BaseMessage)) else given, "chat_history")
 
 
 def question_of(given: object) -> tuple[str, dict[str, object]]:

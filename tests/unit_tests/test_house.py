@@ -33,7 +33,7 @@ ARROWS = {
     "_progress": set(),
     "_unicode": set(),
     "_sync": {"errors"},
-    "_histories": {"_sync", "base", "errors", "messages"},
+    "_histories": {"_compat", "_sync", "base", "errors", "messages"},
     "base": {"errors"},
     "messages": {"base", "errors"},
     "matching": {"_unicode", "errors"},

@@ -75,15 +75,29 @@ def test_histories_and_lists(histories: Any) -> None:
     assert [m.id for m in histories("s2").messages] == ["h1", "a1"]
 
 
+def test_dicts_tuples_and_texts(histories: Any) -> None:
+    """What langchain-core converts to messages moves as such, once."""
+    kept: Any = {"s1": [{"role": "user", "content": "one"}, ("ai", "two"), "three"]}
+    for _ in range(2):
+        assert migrate(langchain_memory_source(kept), histories, progress=False).skipped == []
+    assert [(m.type, m.content) for m in histories("s1").messages] == [
+        ("human", "one"),
+        ("ai", "two"),
+        ("human", "three"),
+    ]
+
+
 @pytest.mark.filterwarnings("ignore::langchain_core._api.deprecation.LangChainDeprecationWarning")
 def test_what_cannot_move_is_said(histories: Any) -> None:
     """A summary, what is no message, and what holds no messages at all."""
     memory = ConversationSummaryBufferMemory(llm=FakeChatModel(), moving_summary_buffer="They spoke of fish.")
     memory.chat_memory.add_user_message("hello")
-    report = migrate(langchain_memory_source({"s1": memory, "s2": ["hi"]}), histories, progress=False)
+    kept = {"s1": memory, "s2": [7, {"text": "hi"}]}
+    report = migrate(langchain_memory_source(kept), histories, progress=False)
     assert report.messages == 1
     assert "a summary of messages" in report.skipped[0]
-    assert "a str, not a message" in report.skipped[1]
+    assert "message 0: a int, not a message" in report.skipped[1]
+    assert "message 1: a dict, not a message" in report.skipped[2]
     with pytest.raises(ConfigurationError, match="a CombinedMemory holds no messages: pass its memories one by one"):
         migrate(langchain_memory_source({"s1": CombinedMemory(memories=[])}), histories, progress=False)
     wrong: Any = SQLiteChatMessageHistory

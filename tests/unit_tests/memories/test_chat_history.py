@@ -90,6 +90,17 @@ def test_foreign_history_and_langchains_own_trimmer() -> None:
     assert memory.load() == []
 
 
+def test_foreign_history_of_dicts() -> None:
+    """What another package keeps as dicts is loaded as messages, through a preprocessor as well, in both styles."""
+
+    class OfDicts(InMemoryChatMessageHistory):
+        messages: list[Any] = [{"role": "user", "content": "question 1"}, ("ai", "answer 1")]  # noqa: RUF012  # pydantic copies it
+
+    for preprocessor in (None, create_trim_preprocessor(max_tokens=40)):
+        memory = ChatHistoryMemory(OfDicts(), preprocessor)
+        assert memory.load() == asyncio.run(memory.aload()) == talk(1)
+
+
 def test_turn_that_began_before_a_clear_is_refused() -> None:
     """Erased text does not come back through a memory that loaded before."""
     histories = SQLiteChatMessageHistory.factory(":memory:")

@@ -78,6 +78,8 @@ def test_rebuild_from_another_history(call: Callable[..., Any]) -> None:
     memory = EntityMemory(only, "s1", user_id="u1")
     assert call(memory, "rebuild", history) == {"messages": 3, "added": 4, "removed": 0}
     assert call(memory, "rebuild", history) == {"messages": 3, "added": 0, "removed": 0}
+    of_texts = Foreign([text for _, text in TALK])
+    assert call(memory, "rebuild", of_texts) == {"messages": 3, "added": 0, "removed": 0}
     with pytest.raises(ConfigurationError, match="get_session_history"):
         call(memory, "rebuild")
 

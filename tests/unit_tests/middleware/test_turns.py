@@ -235,6 +235,18 @@ def test_history_of_others(run: Any, checkpointer: Any) -> None:
     assert model.shown == ["q0", "ok 1", "q1", "ok 2", "q2"]
 
 
+@pytest.mark.parametrize("form", [{"role": "user", "content": "q0"}, ("human", "q0"), "q0"], ids=["dict", "tuple", "str"])
+def test_history_of_others_in_another_form(form: Any, run: Any) -> None:
+    """What it keeps as dicts, tuples or texts is shown as langchain-core converts it."""
+    store, model = Plain(), Scripted()
+    store.messages = [form]
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(lambda session_id: store)])
+    run(agent, asking("q1"), {"configurable": {"session_id": "s1"}})
+    assert model.shown == ["q0", "q1"]
+    assert store.messages[0] is form
+    assert texts(store.messages[1:]) == ["q1", "ok 1"]
+
+
 def test_streams(histories: Any, history: Any, checkpointer: Any, stream: Any) -> None:
     """A stream that is read to its end is stored like a call; a stream of updates can be made into JSON."""
     import json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from operator import itemgetter
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from langchain_memkit import (
+    BaseChatMessageHistory,
     EntityMemory,
     InMemoryChatMessageHistory,
     RunnableWithMessageHistory,
@@ -28,6 +30,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, StaleTurnError, UnsupportedOutputError
 from langchain_memkit.testing import FakeChatModel
+from testkit.styles import Styles
 
 S1: Any = {"configurable": {"session_id": "s1"}}
 
@@ -399,6 +402,103 @@ def test_foreign_history_that_fails(core_history: Any) -> None:
         chat.invoke("hi", S1)
     assert raised.value.output.text == "Noted."
     assert isinstance(raised.value.__cause__, OSError)
+
+
+FORMS: list[Any] = [
+    [{"role": "user", "content": "My name is Nemo."}, {"role": "assistant", "content": "Noted."}],
+    [{"type": "human", "content": "My name is Nemo.", "id": "h1"}, {"type": "ai", "content": "Noted."}],
+    [("human", "My name is Nemo."), ("ai", "Noted.")],
+    ["My name is Nemo.", AIMessage("Noted.")],
+    (HumanMessage("My name is Nemo."), AIMessage("Noted.")),
+]
+
+
+class OfForms(BaseChatMessageHistory):
+    """A history of another package that keeps messages in a form of its own, and only reads."""
+
+    def __init__(self, messages: Any) -> None:
+        self.messages = messages
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.messages = []
+
+
+class Kept(OfForms):
+    """One that stores messages as well."""
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Keep them."""
+        self.messages = [*self.messages, *messages]
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize("form", FORMS, ids=["roles", "types", "tuples", "texts", "a tuple"])
+def test_foreign_history_of_other_forms(form: Any, trimmed: bool, style: str) -> None:
+    """Dicts, tuples and texts reach the model as langchain-core converts them, through a preprocessor as well."""
+    history, model = Kept(form), FakeChatModel()
+    trim = create_trim_preprocessor(max_tokens=1000) if trimmed else None
+    chat = create_runnable_with_message_history(model, lambda session_id: history, preprocessor=trim)
+    assert Styles(style)(chat, "What is my name?", S1).text == "You told me: My name is Nemo."
+    assert [(m.type, m.text) for m in model.calls[0]] == [
+        ("human", "My name is Nemo."),
+        ("ai", "Noted."),
+        ("human", "What is my name?"),
+    ]
+    assert history.messages[:2] == [*form]
+    assert texts(history.messages[2:]) == ["What is my name?", "You told me: My name is Nemo."]
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("form", ["hunter2", {"hunter2": 1}, [7], [{"text": "hunter2"}], [("hunter2", "hi")], None])
+def test_foreign_history_of_no_messages(form: Any, style: str) -> None:
+    """What langchain-core makes no messages of is refused before the model is called, and not quoted."""
+    model = FakeChatModel()
+    chat = create_runnable_with_message_history(model, lambda session_id: Kept(form))
+    with pytest.raises(ConfigurationError, match="`messages` of a Kept must be a list of messages") as raised:
+        Styles(style)(chat, "hi", S1)
+    assert model.calls == []
+    assert "hunter2" not in "".join(format_exception(raised.value))
+
+
+class OnlyMessages:
+    """What is no subclass of LangChain's class, and has none of its methods."""
+
+    messages: tuple[()] = ()
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("history", [OfForms([]), OnlyMessages()], ids=lambda h: type(h).__name__)
+def test_foreign_history_that_only_reads(history: Any, style: str) -> None:
+    """A history without methods to add is told which one to define, and how to go on without; nothing was stored."""
+    call, name = Styles(style), type(history).__name__
+    chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: history)
+    way_out = rf'a {name} has neither add_messages nor add_message.* define add_messages.* on_save_error="log"'
+    with pytest.raises(HistoryWriteError, match=way_out) as raised:
+        call(chat, "hi", S1)
+    assert raised.value.output.text == "Noted."
+    assert not raised.value.maybe_stored
+    logging_only = create_runnable_with_message_history(
+        FakeChatModel(), lambda session_id: history, on_save_error="log"
+    )
+    assert call(logging_only, "hi", S1).text == "Noted."
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+def test_foreign_history_that_takes_no_tool_messages(style: str) -> None:
+    """A history that has the method, and refuses a message in it, is not told that it lacks the method."""
+
+    class Careful(OfForms):
+        def add_message(self, message: BaseMessage) -> None:
+            if message.type == "ai":
+                raise NotImplementedError
+            self.messages = [*self.messages, message]
+
+    chat = create_runnable_with_message_history(FakeChatModel(), lambda session_id: Careful([]))
+    with pytest.raises(HistoryWriteError, match="saving the turn raised NotImplementedError") as raised:
+        Styles(style)(chat, "hi", S1)
+    assert raised.value.maybe_stored
 
 
 def test_trim_messages_is_a_preprocessor(histories: Any) -> None:
