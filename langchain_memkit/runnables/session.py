@@ -203,7 +203,9 @@ def _configured_ids(
     if missing and parameters:
         raise _missing(missing, names, configurable)
     for spec in specs:
-        if spec.annotation is str and spec.id in configurable:
+        # Other fields need not be ids: LangChain's class passes on empty texts and long ones, as a token.
+        is_id = spec.id in ("session_id", "user_id") or len(names) == 1
+        if is_id and spec.annotation is str and spec.id in configurable:
             check_id(configurable[spec.id], spec.id)
     if len(names) == 1:
         return ([configurable[names[0]]] if parameters else []), extra

@@ -229,6 +229,31 @@ def test_user_id_beside_configured_keys(histories: Any) -> None:
         dropping.invoke("hi", config)
 
 
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("given", ["", "eyJhbGciOi" * 100, "sqlite://tenant", "a\x00b"])
+def test_configured_keys_that_are_no_ids(histories: Any, given: str, style: str) -> None:
+    """Of the keys in history_factory_config only session and user are checked; others are passed as they are."""
+    specs = [ConfigurableFieldSpec(id=name, annotation=str) for name in ("user_id", "session_id", "token")]
+    seen: list[str] = []
+
+    def history(user_id: str, session_id: str, token: str) -> Any:
+        seen.append(token)
+        return histories(session_id, user_id)
+
+    chat = RunnableWithMessageHistory(FakeChatModel(), history, history_factory_config=specs)
+    ids = {"user_id": "u1", "session_id": "s1"}
+    Styles(style)(chat, "hi", {"configurable": {**ids, "token": given}})
+    assert seen == [given]
+    assert len(histories("s1", "u1").messages) == 2
+    for name in ids:
+        with pytest.raises(ValueError, match=name):
+            Styles(style)(chat, "hi", {"configurable": {**ids, "token": "t", name: given}})
+    alone = [ConfigurableFieldSpec(id="conversation_id", annotation=str)]
+    of_one = RunnableWithMessageHistory(FakeChatModel(), histories.__call__, history_factory_config=alone)
+    with pytest.raises(ValueError, match="conversation_id"):
+        Styles(style)(of_one, "hi", {"configurable": {"conversation_id": given}})
+
+
 def test_retry_with_before_save(histories: Any) -> None:
     """Redaction does not stand in the way of a retry; done in place, it changes neither answer nor input."""
     answers = iter(["my pin", "your pin"])
