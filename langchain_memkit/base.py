@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import wraps
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 from urllib.parse import quote
@@ -24,7 +25,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, run_in_executor
 
-from langchain_memkit.errors import ConfigurationError, MemkitError, did_you_mean
+from langchain_memkit.errors import ConfigurationError, MemkitError, did_you_mean, logger
 
 # -- memories: they load messages for a prompt, and save finished turns
 
@@ -455,6 +456,47 @@ class HistoryMessages(list[BaseMessage]):
 
 
 EndKind: TypeAlias = Literal["turn", "expiring turn", "marker", "copy"]
+_changed: set[str] = set()  # the methods of `MessagesCopy` that were logged, each once per process
+
+
+def _told(method: str, instead: str) -> Any:
+    """Return a method of `list` that changes the list as ever, and says at its first call what changes the history."""
+    change = getattr(list, method)
+
+    @wraps(change)
+    def told(self: list[BaseMessage], *args: Any, **kwargs: Any) -> Any:
+        if method not in _changed:
+            _changed.add(method)
+            logger.warning(
+                "%s changed the list that `history.messages` had returned, a copy: nothing stored was changed. %s. For "
+                "a list of your own take list(history.messages), of which this is not said",
+                method,
+                instead,
+            )
+        return change(self, *args, **kwargs)
+
+    return told
+
+
+class MessagesCopy(HistoryMessages):
+    """What `history.messages` returns: changing it changes no history, and is logged, once for each method.
+
+    It is no error, since a list to which the new question is appended is a good prompt. Copies of it are plain lists.
+    """
+
+    append = _told("append", "history.add_message(message) stores one")
+    extend = _told("extend", "history.add_messages(messages) stores them")
+    __iadd__ = _told("__iadd__", "history.add_messages(messages) stores them")
+    clear = _told("clear", "history.clear() erases the session")
+    pop = _told("pop", "history.delete_turn(seq) hides a turn, history.clear() erases the session")
+    remove = _told("remove", "history.delete_turn(seq) hides a turn, history.clear() erases the session")
+    __delitem__ = _told("__delitem__", "history.delete_turn(seq) hides a turn, history.clear() erases the session")
+    insert = _told("insert", "history.edit(seq, messages) replaces the turns from a position on")
+    __setitem__ = _told("__setitem__", "history.edit(seq, messages) replaces the turns from a position on")
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle it as a plain list."""
+        return list, (list(self),)
 
 
 class SessionHead(NamedTuple):

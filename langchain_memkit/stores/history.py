@@ -372,6 +372,14 @@ def _is_at(turn: Turn, position: base.Position) -> bool:
     return turn.op == position.op and position.message_id in [m.id for m in turn.messages]
 
 
+def _copy_of(messages: list[BaseMessage]) -> list[BaseMessage]:
+    """Return what was read as a list that tells of changes, which are not stored."""
+    if not isinstance(messages, base.HistoryMessages):  # of a subclass's `view`
+        return messages
+    known = messages.tokens, messages.counter, messages.turns, messages.epoch, messages.window
+    return base.MessagesCopy(messages, *known)
+
+
 def _place_after(turns: list[Turn], position: base.Position) -> int | None:
     """Return how many messages of these turns, oldest first, lie up to a position; None if it is not among them."""
     begin = found = 0
@@ -494,14 +502,22 @@ class TurnHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # core declares an attribute
-        """The conversation, oldest first: all of it, or the newest `history_size` messages cut at a turn."""
-        return self.view(max_messages=self.history_size).messages
+        """The conversation, oldest first: all of it, or the newest `history_size` messages cut at a turn.
+
+        A new list each time. Changes to it are not stored, which the log says once.
+        """
+        return _copy_of(self.view(max_messages=self.history_size).messages)
+
+    @messages.setter
+    def messages(self, messages: object) -> None:
+        what = "add_messages(messages) stores more, edit(seq, messages) replaces turns, clear() erases the session"
+        raise AttributeError(f"messages of a {type(self).__name__} cannot be set: {what}")
 
     async def aget_messages(self) -> list[BaseMessage]:
         """Read `messages` asynchronously; in a thread if a subclass overrides that property alone."""
         if overrides(self, "messages", without=["aget_messages"]):
             return await run_in_executor(None, lambda: self.messages)
-        return (await self.aview(max_messages=self.history_size)).messages
+        return _copy_of((await self.aview(max_messages=self.history_size)).messages)
 
     def tail(self, *, max_messages: int | None = None, max_tokens: int | None = None) -> list[BaseMessage]:
         """Return the newest messages within both limits, oldest first, beginning at a turn.
