@@ -143,7 +143,7 @@ async def load_history(
         return view
     # Windows are read in whole rows, so they may hold more.
     begin = len(read) - len(cut_tail(read, read.tokens, max_messages=size))
-    return view._replace(messages=read.selected(range(begin, len(read))))
+    return view._replace(messages=read.cut(begin))
 
 
 async def add_messages(history: History, messages: Messages) -> None:

@@ -420,6 +420,7 @@ class HistoryMessages(list[BaseMessage]):
         turns: The turn of each message.
         epoch: The epoch of the session.
         window: The window that was asked for, if any; its `after` is None if the messages begin elsewhere.
+        unread: Number of older turns that are neither in the list nor in the window's summary; None if it is unknown.
     """
 
     def __init__(
@@ -430,6 +431,7 @@ class HistoryMessages(list[BaseMessage]):
         turns: Sequence[Turn],
         epoch: int,
         window: Window | None = None,
+        unread: int | None = 0,
     ) -> None:
         super().__init__(messages)
         self.tokens = tokens
@@ -437,6 +439,7 @@ class HistoryMessages(list[BaseMessage]):
         self.turns = turns
         self.epoch = epoch
         self.window = window
+        self.unread = unread
         self._read = tuple(messages)
 
     def knows(self, i: int) -> bool:
@@ -447,7 +450,15 @@ class HistoryMessages(list[BaseMessage]):
     def selected(self, places: Sequence[int]) -> HistoryMessages:
         """Return the messages at these positions as a list of the same kind."""
         tokens, turns = [self.tokens[i] for i in places], [self.turns[i] for i in places]
-        return HistoryMessages([self[i] for i in places], tokens, self.counter, turns, self.epoch, self.window)
+        known = self.counter, turns, self.epoch, self.window, self.unread
+        return HistoryMessages([self[i] for i in places], tokens, *known)
+
+    def cut(self, begin: int) -> HistoryMessages:
+        """Return the messages from a position on; the turns before them count as unread."""
+        rest = self.selected(range(begin, len(self)))
+        gone = {turn.op for turn in self.turns[:begin]} - {turn.op for turn in rest.turns}
+        rest.unread = None if self.unread is None else self.unread + len(gone)
+        return rest
 
     def position(self, i: int) -> Position:
         """Return the position of message `i`."""

@@ -82,7 +82,7 @@ def explain_stored_turn(history: Any, seq: int | None = None) -> TurnTrace | Non
 
     Returns:
         The trace; None if no such turn has one. Texts that are stored nowhere else, those of records and summaries
-        among them, are left out.
+        among them, are left out. Of a damaged one a line in `notes` tells that it is.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history
@@ -107,11 +107,14 @@ async def _stored(history: Any, seq: int | None) -> TurnTrace | None:
         raise ConfigurationError(f"traces are stored by histories of langchain_memkit, not by {type(history).__name__}")
     turns = await turns_between(history, None)
     texts = {message.id: message_text(message) for turn in turns for message in turn.messages}
-    traced = [turn for turn in turns if turn.trace and seq in (None, turn.seq)]
+    traced = [turn for turn in turns if turn.trace is not None and seq in (None, turn.seq)]
     if not traced:
         return None
     texts["input"] = "\n".join(m.text for m in traced[-1].messages if m.type == "human")
-    return TurnTrace.from_stored(traced[-1].trace, texts)
+    try:
+        return TurnTrace.from_stored(traced[-1].trace, texts)
+    except (AttributeError, LookupError, TypeError, ValueError):  # of damaged data
+        return TurnTrace([], {}, notes=[f"the trace of turn {traced[-1].seq} is damaged, and cannot be shown"])
 
 
 def explain_turn(

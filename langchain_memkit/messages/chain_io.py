@@ -114,7 +114,7 @@ def without_echo(output: Messages, shown: Messages, asked: Messages) -> list[Bas
     if not asked or not any(same_message(message, asked[-1]) for message in output):
         return list(output)
     known = {m.id: m for m in shown if m.id}
-    rest = [m for m in output if m.id is None or known.get(m.id) != m]
+    rest = [m for m in output if not (m.id in known and same_message(known[m.id], m))]
     unnamed = [m for m in shown if not m.id]
     echoed = len(rest) >= len(unnamed) and all(same_message(*pair) for pair in zip(rest, unnamed, strict=False))
     return rest[len(unnamed) :] if echoed else rest

@@ -1,5 +1,7 @@
 """Lossless conversion between messages and plain data; values that would not come back equal are refused.
 
+Of a message's metadata they are left out instead (`storable`): a turn that was paid for is not lost over an artifact.
+
 A stored message is a dict that is readable in a database shell: `{"role": "human", "content": "hi", "id": "..."}` plus
 every field that differs from its default. Values stay JSON; values that JSON lacks (tuples, bytes, int keys, ...) are
 tagged with `_memkit`. Decoding builds only the classes listed here: stored data never names code to run.
@@ -12,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import date, datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core import messages as core
 from langchain_core.documents import Document
@@ -34,6 +36,12 @@ MESSAGE_TYPES = {cls.model_fields["type"].default: cls for cls in CLASSES}
 STORED_TYPES = {cls: name for name, cls in MESSAGE_TYPES.items()}
 # `role` holds the class, as in the chat APIs, so a ChatMessage's own role gets another name.
 OWN_ROLE = "chat_role"
+METADATA = ("additional_kwargs", "response_metadata", "usage_metadata", "artifact")
+"""Fields of which a value that cannot be stored exactly is left out; that of any other field is refused."""
+LEFT_OUT = "memkit_left_out"
+"""Key in `response_metadata` under which a stored message names what was left out of it, by its path."""
+MOST_NAMED = 20  # paths
+NOTHING = object()
 
 Encoded: TypeAlias = dict[str, Any]
 """Plain data: str, int, float, bool, None, lists and dicts with keys of text."""
@@ -89,6 +97,136 @@ def encode_message(message: BaseMessage, path: str = "message") -> Encoded:
         wrong = [name for name, value in message.__dict__.items() if back.__dict__.get(name) != value]
         raise MessageEncodeError(f"{path}.{wrong[0] if wrong else 'extra'}", "would not come back equal")
     return encoded
+
+
+class Storable(NamedTuple):
+    """Messages as they can be stored, and what that leaves out of them.
+
+    Attributes:
+        messages: The messages; those of which nothing is left out are the same objects.
+        encoded: Each of them, encoded.
+        left_out: The path of each value that is left out, as `messages[i].artifact['df']`.
+    """
+
+    messages: list[BaseMessage]
+    encoded: list[Any]
+    left_out: list[str]
+
+
+def storable(
+    messages: Sequence[BaseMessage],
+    encode: Callable[[BaseMessage, str], Any] = encode_message,
+    is_exact: Callable[[Any, int], bool] | None = None,
+) -> Storable:
+    """Encode a batch, and leave out of its metadata what would not come back equal, leaf by leaf.
+
+    A key of a dict is left out with its value; in a list or tuple None stands in the place of a value, so that the
+    others keep theirs. Of a Document the text stays. `response_metadata["memkit_left_out"]` names what is gone.
+
+    Args:
+        messages: The messages.
+        encode: Encodes one, given its path; raises `MessageEncodeError` if it would not come back equal.
+        is_exact: Tells whether a value comes back equal, at a level within a field; by default as `encode_value` does.
+
+    Raises:
+        MessageEncodeError: The class of a message, or a value that is no metadata, cannot be stored.
+
+    Example:
+        >>> from langchain_core.messages import ToolMessage
+        >>> found = storable([ToolMessage("ok", tool_call_id="1", artifact={"rows": 2, "frame": object()})])
+        >>> found.messages[0].artifact, found.messages[0].response_metadata
+        ({'rows': 2}, {'memkit_left_out': ["artifact['frame']"]})
+    """
+    found = Storable([], [], [])
+    for i, message in enumerate(messages):
+        path, kept, lost = f"messages[{i}]", message, list[str]()
+        try:
+            encoded = encode(message, path)
+        except Exception:  # noqa: BLE001  # a value's own methods may raise anything
+            kept, encoded, lost = _without_odd(message, path, encode, is_exact or comes_back_equal)
+        found.messages.append(kept)
+        found.encoded.append(encoded)
+        found.left_out.extend(f"{path}.{value}" for value in lost)
+    return found
+
+
+def comes_back_equal(value: Any, depth: int = 0) -> bool:
+    """Return whether a value, at a level within a field, would come back equal if it were stored."""
+    if isinstance(value, float):
+        return not math.isnan(value)  # without an error for each of many
+    try:
+        return bool(decode_value(encode_value(value, "", depth)) == value)
+    except Exception:  # noqa: BLE001  # a value's own methods may raise anything
+        return False
+
+
+def _without_odd(
+    message: BaseMessage, path: str, encode: Callable[[BaseMessage, str], Any], is_exact: Callable[[Any, int], bool]
+) -> tuple[BaseMessage, Any, list[str]]:
+    """Return a message without the metadata that cannot be stored, encoded, with the paths of what is left out."""
+    lost: list[str] = []
+    given = {name: value for name in METADATA if (value := getattr(message, name, None)) is not None}
+    fields = {name: _kept(value, name, is_exact, lost) for name, value in given.items()}
+    extra = {name: _kept(value, name, is_exact, lost) for name, value in (message.__pydantic_extra__ or {}).items()}
+    kept = _with_metadata(message, fields, extra, lost)
+    try:
+        return kept, encode(kept, path), lost
+    except MessageEncodeError:
+        # each value for itself could be stored, but they make no valid message: none of them is kept
+        lost = [name for name, value in given.items() if value] + [*extra]
+        kept = _with_metadata(message, dict.fromkeys(given, NOTHING), {}, lost)
+        return kept, encode(kept, path), lost
+
+
+def _with_metadata(message: BaseMessage, fields: Encoded, extra: Encoded, lost: Sequence[str]) -> BaseMessage:
+    """Return a copy with these values, defaults in the place of `NOTHING`, and the mark of what is left out."""
+    defaults = _defaults(type(message))
+    found = {name: defaults[name] if value is NOTHING else value for name, value in fields.items()}
+    known = found.get("response_metadata")
+    metadata = known if isinstance(known, dict) else {}
+    before = metadata.get(LEFT_OUT)
+    named = [*(before if isinstance(before, list) else ()), *(path[:200] for path in lost)]
+    if len(named) > MOST_NAMED:
+        named = [*named[:MOST_NAMED], f"{len(named) - MOST_NAMED:,} more"]
+    if lost:
+        found["response_metadata"] = {**metadata, LEFT_OUT: named}
+    copied = message.model_copy(update=found)
+    if message.__pydantic_extra__ is not None:
+        stays = {name: value for name, value in extra.items() if value is not NOTHING}
+        object.__setattr__(copied, "__pydantic_extra__", stays)
+    return copied
+
+
+def _kept(
+    value: Any, path: str, is_exact: Callable[[Any, int], bool], lost: list[str], above: tuple[int, ...] = ()
+) -> Any:
+    """Return what can be stored of a value, or `NOTHING`; the paths of what cannot are added to `lost`."""
+    if is_exact(value, len(above)):
+        return value
+    before = len(lost)
+
+    def within(item: Any, part: str) -> Any:
+        return _kept(item, f"{path}{part}", is_exact, lost, (*above, id(value)))
+
+    found: Any = NOTHING
+    is_endless = id(value) in above or len(above) > MAX_DEPTH
+    if isinstance(value, dict) and not is_endless:
+        odd = [key for key in value if not is_exact({key: None}, len(above))]
+        lost += [f"{path}.keys()"] if odd else []
+        items = {key: within(item, f"[{key!r:.50}]") for key, item in value.items() if key not in odd}
+        found = {key: item for key, item in items.items() if item is not NOTHING}
+    elif isinstance(value, (list, tuple)) and not is_endless:
+        listed = [within(item, f"[{i}]") for i, item in enumerate(value)]
+        placed = [None if item is NOTHING else item for item in listed]
+        found = tuple(placed) if isinstance(value, tuple) else placed
+    elif type(value) is Document:
+        metadata = within(value.metadata, ".metadata")
+        found = Document(value.page_content, id=value.id, metadata={} if metadata is NOTHING else metadata)
+    if found is not NOTHING and is_exact(found, len(above)):
+        return found
+    del lost[before:]
+    lost.append(path)
+    return NOTHING
 
 
 def is_name(value: object) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from langchain_memkit.base import Messages
+from langchain_memkit.messages.codec import LEFT_OUT
 from langchain_memkit.messages.text import message_text, one_line, quote_lines, role_of
 from langchain_memkit.messages.trimming import RESULTS, STATUS, group_starts, is_summary, note_id
 from langchain_memkit.messages.trimming import is_note as is_note
@@ -158,7 +159,8 @@ def with_records(
 def without_forged_marks(message: BaseMessage) -> BaseMessage:
     """Remove metadata marks of memkit that memkit did not set, such as a client's, before a message is stored.
 
-    Notes and summaries keep theirs; answers keep that they were aborted, and which documents they were given.
+    Notes and summaries keep theirs; answers keep that they were aborted, and which documents they were given; all keep
+    what storing them has left out.
     """
     known = message.response_metadata
     if not any(str(key).startswith(MARK) for key in known) or is_note(message) or is_summary(message):
@@ -167,7 +169,7 @@ def without_forged_marks(message: BaseMessage) -> BaseMessage:
     if isinstance(message, SystemMessage) and _split(message)[1]:
         return message
     kept = {key: value for key, value in known.items() if not str(key).startswith(MARK)}
-    for key in OF_ANSWERS if isinstance(message, AIMessage) else ():
+    for key in (LEFT_OUT, *(OF_ANSWERS if isinstance(message, AIMessage) else ())):
         value = known.get(key)
         if value == "aborted" or (isinstance(value, list) and all(isinstance(each, str) for each in value)):
             kept[key] = value

@@ -340,7 +340,7 @@ def count_tokens(messages: Sequence[BaseMessage], counter: TokenCounter | None =
     counts: list[int] = []
     for message in messages:
         try:
-            counts.append(max(0, int(count([message]))))
+            counts.append(min(max(0, int(count([message]))), 2**53))  # as large as every store takes
         except Exception as error:  # noqa: BLE001  # any counter, any error
             if not isinstance(message, RemoveMessage):
                 name = counter_name(counter)

@@ -227,7 +227,10 @@ def create_history_preprocessor(
     timeout: float | None = 120.0,
     now: Now = utc_now,
 ) -> HistoryPreprocessor:
-    """Create a preprocessor that trims and summarizes, so that a conversation of any length fits and no fact is lost.
+    """Create a preprocessor that trims and summarizes, so that a conversation of any length fits.
+
+    A summary leaves out details, and which ones its model decides: a fact that must be found again needs a memory, such
+    as `VectorMemory`.
 
     When the messages that no summary covers reach `trigger`, all but the newest (`keep`) are summarized: new summary =
     f(previous summary, messages that it does not cover), in chunks that fit, so every message passes through the model

@@ -21,6 +21,7 @@ from langchain_memkit.errors import ConfigurationError, HistoryWriteError, Idemp
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
+from langchain_memkit.messages.codec import storable
 from langchain_memkit.messages.notes import is_note, without_forged_marks
 from langchain_memkit.messages.trimming import same_messages, with_turn_ids
 from langchain_memkit.runnables.session import BoundSession, PromptBuilder, memory_entries
@@ -191,8 +192,7 @@ class TurnOptions:
         # before the history and the memories get the messages.
         named = with_turn_ids(messages, place, turn_id)
         seq: int | None = None
-        traced = turn.recorder.trace() if self.trace and turn.recorder.calls else None
-        trace = traced.to_stored(redacted=self.before_save is not None) if traced else None
+        trace = _trace_of(turn, redacted=self.before_save is not None) if self.trace else None
         known: Any = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
         known |= {"replaces": turn.view.replaces} if turn.view.replaces else {}
         try:
@@ -209,6 +209,8 @@ class TurnOptions:
             after = max((other.seq for other in others), default=None)
             return await self._append(turn, left, turn_id, given, after) if left else None
         except IdempotencyConflictError as error:
+            # What is compared is what is stored: metadata that cannot be was left out there.
+            messages, named = storable(messages).messages, storable(named).messages
             if turn.in_graph:
                 # Another run on this thread has stored a part of this turn, or the turn is repeated as a branch:
                 # append what is missing under an id made from it, so that a retry of this append is stored once.
@@ -259,6 +261,15 @@ def _write_error(error: Exception, turn: OpenTurn, output: object) -> HistoryWri
     error.turn_id = error.turn_id or turn.turn_id
     error.messages = error.messages or list(turn.new)
     return error
+
+
+def _trace_of(turn: OpenTurn, *, redacted: bool) -> dict[str, Any] | None:
+    """Return the trace to store with a turn; None if no model was called, or it cannot be made, which is logged."""
+    try:
+        return turn.recorder.trace().to_stored(redacted=redacted) if turn.recorder.calls else None
+    except Exception as error:  # noqa: BLE001  # messages of any class; a trace must not cost the turn
+        logger.warning("the trace of a turn is not stored: making it raised %s", type(error).__name__)
+        return None
 
 
 def _event(turn: OpenTurn, name: str, error: HistoryWriteError) -> Step[None]:

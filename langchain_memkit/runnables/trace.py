@@ -134,6 +134,9 @@ class TurnTrace:
             documents and tools add comes on top of it, unless `reserve_tokens` or `tools` tells the preprocessor.
         dropped: Number of messages that were read, but are neither shown nor summarized.
         summarized: Number of messages that the summary covers.
+        unread_turns: Number of older turns that were not even read, since they could not have been shown; hidden ones
+            count. None if there are some and nobody knows how many: where turns expire, were edited, or have no
+            positions.
         dropped_ids: Ids of the dropped messages; None for a message without one.
         summarized_ids: Ids of the messages that were read in this turn and summarized; of earlier turns only the count
             is known.
@@ -164,6 +167,7 @@ class TurnTrace:
     ran: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     turn_id: str | None = None
+    unread_turns: int | None = 0
 
     @property
     def kept(self) -> int:
@@ -178,30 +182,35 @@ class TurnTrace:
     def to_stored(self, *, redacted: bool) -> dict[str, Any]:
         """Return the data that is stored with the turn: without text that is stored elsewhere, under a message's id.
 
-        Only the texts of system prompts and a rewritten question are kept, and none if the turn was `redacted`.
+        Only the texts of system prompts, a rewritten question, and names and titles of records are kept, and none of
+        them if the turn was `redacted`. Each message stands once, in `shown`; a call has their places.
         """
         data = replace(self, messages=[]).to_dict()  # they are those of a call
         del data["messages"]
-        data |= {"v": 1, "searched_for": None if redacted else self.searched_for}
+        places: dict[tuple[Any, ...], int] = {}
         for call in data["calls"]:
-            tokens = Counter[str]()
+            tokens, given = Counter[str](), list[int]()
             for message in call["messages"]:
                 tokens[message["part"]] += message["tokens"]
                 if redacted or message["part"] != "system":
                     message["text"] = ""
-            call["tokens"] = {**tokens, "tools": call["tool_tokens"]}
+                given.append(places.setdefault(tuple(message.values()), len(places)))
+            call |= {"messages": given, "tokens": {**tokens, "tools": call["tool_tokens"]}}
         for record in data["recalled"]:
-            record["text"] = ""
-        return data
+            record |= {"text": "", **({"about": "", "source": ""} if redacted else {})}
+        names = [each.name for each in fields(ShownMessage)]
+        shown = [dict(zip(names, message, strict=True)) for message in places]
+        return {**data, "v": 2, "searched_for": None if redacted else self.searched_for, "shown": shown}
 
     @classmethod
     def from_stored(cls, data: Mapping[str, Any], texts: Mapping[str, str]) -> Self:
         """Return the trace that was stored with a turn; `texts` has those of the conversation by message id.
 
-        The text of a new input that had no id is under `"input"`.
+        The text of a new input that had no id is under `"input"`. Damaged data raises any error.
         """
 
-        def shown(message: Mapping[str, Any]) -> ShownMessage:
+        def shown(place: Any) -> ShownMessage:
+            message = data["shown"][place] if isinstance(place, int) else place  # itself, as in memkit 0.2.0
             name = message["id"] or ("input" if message["part"] == "input" else "")
             return ShownMessage(**{**message, "text": message["text"] or texts.get(name, NOT_STORED)})
 
@@ -271,10 +280,12 @@ class TurnTrace:
 
     @property
     def left_out(self) -> str:
-        """The numbers of kept, summarized and dropped messages and of recalled records, in words."""
-        found = len(self.recalled)
+        """The numbers of kept, summarized and dropped messages, of unread turns and recalled records, in words."""
+        found, unread = len(self.recalled), self.unread_turns
         recalled = f", {found:,} record{'s' if found > 1 else ''} recalled" if found else ""
-        return f"{self.kept:,} messages kept, {self.summarized:,} summarized, {self.dropped:,} dropped{recalled}"
+        older = "older turns" if unread is None else f"{unread:,} older turn{'s' if unread > 1 else ''}"
+        more = "" if unread == 0 else f", {older} not read"
+        return f"{self.kept:,} messages kept, {self.summarized:,} summarized, {self.dropped:,} dropped{more}{recalled}"
 
     def _repr_html_(self) -> str:
         """Render a table for notebooks; stored text is escaped."""
@@ -555,6 +566,7 @@ class TurnRecorder(BaseCallbackHandler):
             ran=self._leaves(),
             seconds={**self.seconds, **({"model": sum(took)} if took else {})},
             turn_id=self.turn_id,
+            unread_turns=getattr(self.past, "unread", 0),
         )
 
     def _reports(self) -> list[Any]:

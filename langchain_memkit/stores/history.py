@@ -26,6 +26,7 @@ from langchain_memkit._histories import is_native, overrides
 from langchain_memkit._sync import ClosingMixin, Flow, Step, adrive, drive, internal_call, model_call
 from langchain_memkit.base import ListPosition, SessionInfo, TokenCounter, Turn, Window, check_id, check_size
 from langchain_memkit.errors import ConfigurationError, HistoryConflictError, StaleTurnError
+from langchain_memkit.messages.codec import Storable, storable
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
@@ -342,6 +343,17 @@ class TurnStore(StoreBackend, ABC):
         """
         raise self._lacks("can be neither edited nor forked", "edits and fork")
 
+    def storable(self, messages: Sequence[BaseMessage]) -> Storable:
+        """Encode messages, without metadata that the store could not bring back equal; no I/O.
+
+        Args:
+            messages: The messages of a batch, each with an id.
+
+        Raises:
+            MessageEncodeError: Anything else would not come back equal.
+        """
+        return storable(messages)
+
     def check_edits(self) -> None:
         """Raise `ConfigurationError` unless turns of this store may be replaced."""
         if self.layout != "turns" or type(self).edits is TurnStore.edits:
@@ -376,7 +388,7 @@ def _copy_of(messages: list[BaseMessage]) -> list[BaseMessage]:
     """Return what was read as a list that tells of changes, which are not stored."""
     if not isinstance(messages, base.HistoryMessages):  # of a subclass's `view`
         return messages
-    known = messages.tokens, messages.counter, messages.turns, messages.epoch, messages.window
+    known = messages.tokens, messages.counter, messages.turns, messages.epoch, messages.window, messages.unread
     return base.MessagesCopy(messages, *known)
 
 
@@ -720,7 +732,8 @@ class TurnHistory(BaseChatMessageHistory):
                 since, it is read again.
             replaces: The position from which on this turn replaces all others: `view(replaces=...).replaces`. None to
                 replace none. `edit` is simpler.
-            trace: What the models of the turn were given, as plain data of JSON's types, to be stored with it.
+            trace: What the models of the turn were given, as plain data of JSON's types, to be stored with it. One that
+                cannot be stored is left out and logged: it never costs the turn.
 
         Returns:
             The position of the turn; 0 for an empty batch, of which nothing is stored.
@@ -742,8 +755,7 @@ class TurnHistory(BaseChatMessageHistory):
             (1, 1)
         """
         batch = self._batch(messages, turn_id, replaces, trace)
-        seen = ReadVersion(epoch, since, head)
-        return self._store.run(self._store.append(self._scope, batch, expected_seq, seen)) if batch.given else 0
+        return self._store.run(self._append(batch, expected_seq, ReadVersion(epoch, since, head)))
 
     async def aappend_turn(
         self,
@@ -759,8 +771,7 @@ class TurnHistory(BaseChatMessageHistory):
     ) -> int:
         """Run `append_turn` asynchronously."""
         batch = await self._abatch(messages, turn_id, replaces, trace)
-        seen = ReadVersion(epoch, since, head)
-        return await self._store.arun(self._store.append(self._scope, batch, expected_seq, seen)) if batch.given else 0
+        return await self._store.arun(self._append(batch, expected_seq, ReadVersion(epoch, since, head)))
 
     def edit(self, seq: int, messages: Sequence[BaseMessage], *, turn_id: str | None = None) -> int:
         """Replace the turn at a position, and all after it, by other messages, in one atomic step.
@@ -903,19 +914,19 @@ class TurnHistory(BaseChatMessageHistory):
         Returns:
             Whether there is such a turn.
         """
-        return self._store.run(self._store.flag(self._scope, turn, deleted=True))
+        return self._store.run(self._flag(turn, deleted=True))
 
     async def adelete_turn(self, turn: int | str) -> bool:
         """Run `delete_turn` asynchronously."""
-        return await self._store.arun(self._store.flag(self._scope, turn, deleted=True))
+        return await self._store.arun(self._flag(turn, deleted=True))
 
     def restore_turn(self, turn: int | str) -> bool:
         """Show a turn again that `delete_turn` hid, and return whether there is such a turn."""
-        return self._store.run(self._store.flag(self._scope, turn, deleted=False))
+        return self._store.run(self._flag(turn, deleted=False))
 
     async def arestore_turn(self, turn: int | str) -> bool:
         """Run `restore_turn` asynchronously."""
-        return await self._store.arun(self._store.flag(self._scope, turn, deleted=False))
+        return await self._store.arun(self._flag(turn, deleted=False))
 
     def clear(self) -> None:
         """Delete this session's turns for good. Turns that began before are refused when they are saved."""
@@ -935,10 +946,12 @@ class TurnHistory(BaseChatMessageHistory):
     ) -> Batch:
         if replaces is not None:
             self._store.check_edits()
-            check_size(replaces, "replaces", 1)
-        batch = history_rows.prepare_batch(messages, turn_id, self.token_counter, replaces)
-        rows = [replace(row, trace=trace) for row in batch.rows[:1]] if trace else []
-        return replace(batch, rows=[*rows, *batch.rows[len(rows) :]])
+            if check_size(replaces, "replaces", 1) > history_rows.MOST:
+                raise self._not_shown(replaces)
+        store = self._store
+        batch = history_rows.prepare_batch(messages, turn_id, self.token_counter, replaces, store.storable)
+        told = history_rows.encode_trace(trace) if trace and batch.rows else None
+        return batch if told is None else replace(batch, rows=[replace(batch.rows[0], trace=told), *batch.rows[1:]])
 
     async def _abatch(
         self, messages: Sequence[BaseMessage], turn_id: str | None, replaces: int | None, trace: Any = None
@@ -947,6 +960,18 @@ class TurnHistory(BaseChatMessageHistory):
         # Encoding many messages, or a token counter that may do I/O, would block the event loop.
         is_quick = isinstance(messages, list) and len(messages) <= INLINE and self.token_counter is approximate_tokens
         return work() if is_quick else await asyncio.to_thread(work)
+
+    async def _append(self, batch: Batch, expected_seq: int | None, seen: ReadVersion) -> int:
+        if not batch.given:
+            return 0
+        try:
+            return await self._store.append(self._scope, batch, expected_seq, seen)
+        except errors.MessageTooLargeError:
+            if not any(row.trace for row in batch.rows):
+                raise
+        logger.warning("the trace of a turn is not stored: there is no room beside its messages")
+        bare = replace(batch, rows=[replace(row, trace=None) for row in batch.rows])
+        return await self._store.append(self._scope, bare, expected_seq, seen)
 
     def _not_shown(self, seq: int, **context: Any) -> HistoryConflictError:
         why = "it was replaced, deleted or cleared, or there never was one"
@@ -960,7 +985,14 @@ class TurnHistory(BaseChatMessageHistory):
         )
         return HistoryConflictError(msg, **context)
 
+    async def _flag(self, turn: int | str, *, deleted: bool) -> bool:
+        if isinstance(turn, int) and not 0 < turn <= history_rows.MOST:
+            return False  # no database takes every number
+        return await self._store.flag(self._scope, turn, deleted=deleted)
+
     async def _shown(self, seq: int) -> Turn | None:
+        if seq > history_rows.MOST:
+            return None
         found, _ = await self._store.page_forward(self._scope, seq - 1, 1)
         return next((turn for turn in found if turn.seq == seq), None)
 
@@ -1072,8 +1104,10 @@ class TurnHistory(BaseChatMessageHistory):
             return await self._view(replace(asked, after=None), replaces, turn_id)
         problems = self._report(turns)
         counted_by = counter_name(self.token_counter if after else asked.counter)
-        origins = [t for t in turns for _ in t.messages][begin:]
-        known = base.HistoryMessages(messages[begin:], tokens[begin:], counted_by, origins, head.epoch, window)
+        origins = [t for t in turns for _ in t.messages]
+        unread = 0 if after else self._unread(head, turns)  # a summary covers what comes before it
+        known = base.HistoryMessages(messages, tokens, counted_by, origins, head.epoch, window, unread)
+        known = known.cut(begin) if begin else known
         return base.HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
 
     async def _newest(
@@ -1123,7 +1157,16 @@ class TurnHistory(BaseChatMessageHistory):
             if turn is not None and (self.session_id, turn) not in _reported:
                 _reported.add((self.session_id, turn))
                 logger.warning(UNOWNED, self.session_id, self.user_id)
-        return head, turns[::-1], begins
+        return head._replace(older=older), turns[::-1], begins
+
+    def _unread(self, page: Page, turns: Sequence[Turn]) -> int | None:
+        """Return how many turns come before those that were read; None if that is not known without reading them."""
+        if page.older is None:
+            return 0
+        first = turns[0].seq if turns else page.seq + 1
+        # Positions tell it, unless they may be those of turns that are gone, or were replaced.
+        is_known = first and page.head and not self.ttl and not history_rows.was_edited(page.epoch)
+        return first - 1 - page.head.base if page.head and is_known else None
 
     async def _stored_ids(self, ids: Sequence[str]) -> set[str]:
         if not all(isinstance(value, str) for value in ids):  # another type could become an operator in a filter
@@ -1570,7 +1613,7 @@ class HistoryFactory(ClosingMixin, Generic[H]):
         after = begin = ListPosition.read(before)
         found: list[base.FoundMessage] = []
         while len(found) < most:
-            turns, after = await self._store.find_turns(owner, words, after, most)
+            turns, after = await self._store.find_turns(owner, words, after, min(most, MAX_PAGE))
             found += [hit for name, turn in turns for hit in sessions.found_in(name, turn, words, begin)]
             if after is None:
                 break

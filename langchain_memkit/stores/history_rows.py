@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -14,9 +15,17 @@ from langchain_core.messages import BaseMessage
 
 from langchain_memkit import errors
 from langchain_memkit.base import EDITS, SessionHead, TokenCounter, Turn, check_id, describe_value
-from langchain_memkit.messages.codec import FORMAT_VERSION, decode_message, encode_messages
+from langchain_memkit.messages.codec import (
+    FORMAT_VERSION,
+    Storable,
+    decode_message,
+    decode_value,
+    encode_value,
+    storable,
+)
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import batch_op, same_messages, split_batch, with_ids
+from langchain_memkit.stores.backend import UNREADABLE
 
 
 class SessionScope(NamedTuple):
@@ -49,7 +58,7 @@ class Batch:
     """The messages of one call, ready to store: usually one row, several for a long import.
 
     Attributes:
-        given: The caller's messages.
+        given: The caller's messages, without metadata that cannot be stored exactly.
         identified: Copies of them, each with an id.
         rows: The rows to store.
         turn_id: The caller's id of the turn, if there is one.
@@ -76,6 +85,8 @@ class Batch:
 EMPTY = SessionHead(0, 0, 0)
 MARKER_TTL = timedelta(hours=2)
 """Lifetime of a clear or purge marker; a writer that was suspended for longer may miss it."""
+MAX_TRACE = 2**20
+"""Bytes of JSON that the trace of a turn may have; a longer one is not stored."""
 MOST = 2**53
 """Highest valid position: a larger one is damaged, and is neither read nor counted on from."""
 
@@ -220,7 +231,7 @@ def read_turn(
         is_deleted=row.get("isDeleted") is True or row.get("isActive") is False,
         replaces=int(replaces) if isinstance(replaces, int) and isinstance(seq, int) and 0 < replaces < seq else None,
         is_replaced=seq in replaced,
-        trace=row["trace"] if isinstance(row.get("trace"), dict) else None,
+        trace=decode_trace(row.get("trace")),
     )
     version, stored = row.get("v"), row.get("messages")
     if version != FORMAT_VERSION:
@@ -249,6 +260,32 @@ def read_turn(
         for newest_first in (turn.messages, turn.tokens, turn.problems):
             newest_first.reverse()
     return turn
+
+
+def encode_trace(trace: object) -> dict[str, Any] | None:
+    """Encode a turn's trace as messages are; None, with a line in the log, if that is not possible or too long."""
+    try:
+        encoded = encode_value(trace, "trace")
+        size = len(json.dumps(encoded))
+    except Exception as error:  # noqa: BLE001  # a value's own methods may raise anything
+        errors.logger.warning("the trace of a turn is not stored: encoding it raised %s", type(error).__name__)
+        return None
+    if isinstance(encoded, dict) and size <= MAX_TRACE:
+        return encoded
+    most = f"it has {size:,} bytes, and at most {MAX_TRACE:,} are stored" if size > MAX_TRACE else "it is no dict"
+    errors.logger.warning("the trace of a turn is not stored: %s", most)
+    return None
+
+
+def decode_trace(stored: object) -> Mapping[str, Any] | None:
+    """Decode a stored trace: an empty one if it is damaged, which costs itself alone; None if there is none."""
+    if stored is None:
+        return None
+    try:
+        found = decode_value(stored)
+    except UNREADABLE:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def stored_or_conflict(batch: Batch, index: int, stored: Turn) -> int:
@@ -378,9 +415,16 @@ class Page(NamedTuple):
 
 
 def prepare_batch(
-    messages: Iterable[BaseMessage], turn_id: str | None, counter: TokenCounter | None, replaces: int | None = None
+    messages: Iterable[BaseMessage],
+    turn_id: str | None,
+    counter: TokenCounter | None,
+    replaces: int | None = None,
+    leave_out: Callable[[Sequence[BaseMessage]], Storable] = storable,
 ) -> Batch:
-    """Validate, identify, encode and count a batch of messages, and split it if it is a long import. No I/O."""
+    """Validate, identify, encode and count a batch of messages, and split it if it is a long import. No I/O.
+
+    Metadata that cannot be stored exactly is left out, marked and logged: a turn is not lost over an artifact.
+    """
     passed: object = messages
     if isinstance(passed, (BaseMessage, str)):  # iterating it would take it apart
         msg = f"messages must be a list of messages, not one {type(passed).__qualname__}: pass a list, [message]"
@@ -390,8 +434,16 @@ def prepare_batch(
         if not isinstance(message, BaseMessage):
             hint = "; text is stored by add_user_message and add_ai_message" if isinstance(message, str) else ""
             raise errors.MessageEncodeError(f"messages[{i}]", f"is a {type(message).__qualname__}, not a message{hint}")
-    identified = with_ids(given)
-    encoded = encode_messages(identified)
+    named = with_ids(given)
+    identified, encoded, left_out = leave_out(named)
+    if left_out:
+        some = ", ".join(path[:200] for path in left_out[:3])
+        errors.logger.warning(
+            "left out of a turn, %d values of metadata that cannot be stored: %s", len(left_out), some
+        )
+        # a retry is compared with what is stored
+        triples = zip(given, named, identified, strict=True)
+        given = [old if new is whole else new.model_copy(update={"id": old.id}) for old, whole, new in triples]
     tokens = count_tokens(identified, counter)
     # Ids, and with them the op, are fixed before the first attempt: every retry of this batch carries the same op, so
     # the store can tell it from a second turn with the same words.

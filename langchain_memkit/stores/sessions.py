@@ -175,7 +175,7 @@ async def page_by_time(asked: SessionQuery, walk: Walk, describe: Describe) -> l
         return page_of(await describe(None), asked)
     page: dict[str, SessionInfo] = {}
     done: set[str] = set()
-    place, count = asked.before, 4 * asked.limit
+    place, count = asked.before, min(4 * asked.limit, MAX_WALK)
     while len(page) < asked.limit:
         looked_at = await walk(place, [*done], count)
         rows = [(at, name) for at, name in looked_at if not place or at != place.at or name > place.session_id]
@@ -248,8 +248,15 @@ def title_in(answer: str) -> str:
 
 
 def usage_of(turn: Turn) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return model and usage of each call of a turn that tells it: by its trace if it has one, else by its answers."""
-    if turn.trace:
-        return [(str(call["model"]), call["usage"]) for call in turn.trace["calls"] if call.get("usage")]
-    answers: Any = [m for m in turn.messages if getattr(m, "usage_metadata", None)]
-    return [(str(m.response_metadata.get("model_name") or ""), m.usage_metadata) for m in answers]
+    """Return model and usage of each call of a turn that tells it: by its trace if it has one, else by its answers.
+
+    Of damaged data counts what is sound, and what is no number counts as 0.
+    """
+    calls: Any = turn.trace.get("calls") if turn.trace else None
+    if isinstance(calls, list):
+        told = [(call.get("model"), call.get("usage")) for call in calls if isinstance(call, dict)]
+    else:
+        answers: Any = turn.messages
+        told = [(m.response_metadata.get("model_name"), getattr(m, "usage_metadata", None)) for m in answers]
+    found = [(str(model or ""), usage) for model, usage in told if usage and isinstance(usage, dict)]
+    return [(model, {name: n for name, n in usage.items() if isinstance(n, int)}) for model, usage in found]

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from pydantic import BaseModel
 
 from langchain_memkit.base import HistoryMessages, Position, Window
-from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageEncodeError
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryConflictError,
+    HistoryWriteError,
+    IdempotencyConflictError,
+    MessageEncodeError,
+)
+from langchain_memkit.messages.codec import LEFT_OUT
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.histories import ChatMessageHistoryContract
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange, text_of_each
@@ -16,6 +31,41 @@ from langchain_memkit.testing.sessions import SessionListContract
 
 HOSTILE_IDS = [{"$ne": None}, {"$gt": ""}, None, 123, b"s1", ["s1"], True, 1.5, ("s1",)]
 BAD_IDS = ["", "a\x00b", "\ud800", "x" * 513, "é" * 257]
+
+
+class Colour(Enum):
+    """An enumeration of an app's."""
+
+    RED = 1
+
+
+class Row(BaseModel):
+    """A model of an app's."""
+
+    n: int = 1
+
+
+@dataclass
+class Point:
+    """A dataclass of an app's."""
+
+    x: int = 1
+
+
+ODD_VALUES: dict[str, Callable[[], object]] = {
+    "array": lambda: np.arange(3),
+    "numpy number": lambda: np.float32(0.5),
+    "pydantic": Row,
+    "dataclass": Point,
+    "message": lambda: HumanMessage("hi"),
+    "decimal": lambda: Decimal("1.10"),
+    "enum": lambda: Colour.RED,
+    "uuid": lambda: UUID(int=7),
+    "nan": lambda: float("nan"),
+    "set": lambda: {Point.__name__, Row},
+    "object": object,
+}
+"""Values that no store keeps, made anew for each try, as in a new process."""
 
 
 def position_of(messages: HistoryMessages, text: str) -> Position:
@@ -78,16 +128,92 @@ class HistoryCases(SessionListContract, ChatMessageHistoryContract):
             call(histories, "search_messages", {"$ne": None}, "a")
 
     def test_refused_value_stores_nothing(self, make_history: MakeHistory, call: Call) -> None:
-        """A value that cannot come back equal is refused with its path, and the whole turn with it."""
+        """Content that cannot come back equal is refused with its path, and the whole turn with it."""
         history = make_history("s1")
-        for value, path in ((object(), "['x']"), (float("nan"), "['x']"), (lambda: 1, "['x']")):
-            bad = ToolMessage("r", tool_call_id="1", artifact={"x": value})
-            with pytest.raises(MessageEncodeError) as raised:
-                call(history, "append_turn", [HumanMessage("q"), bad])
-            assert raised.value.path == f"messages[1].artifact{path}"
+        for value in (object(), float("nan"), lambda: 1):
+            called: Any = {"name": "f", "args": {"x": value}, "id": "1"}
+            block: Any = [{"type": "x", "x": value}]
+            for bad, path in (
+                (AIMessage("", tool_calls=[called]), "tool_calls[0]['args']['x']"),
+                (ToolMessage(block, tool_call_id="1", artifact=object()), "content[0]['x']"),
+            ):
+                with pytest.raises(MessageEncodeError) as raised:
+                    call(history, "append_turn", [HumanMessage("q"), bad])
+                assert raised.value.path == f"messages[1].{path}"
         with pytest.raises(MessageEncodeError, match=r"messages\[0\]"):
             call(history, "append_turn", ["no message"])
         assert call(history, "messages") == []
+
+    @pytest.mark.parametrize("turn_id", [None, "t1"])
+    def test_odd_metadata_loses_no_turn(
+        self, make_history: MakeHistory, call: Call, caplog: pytest.LogCaptureFixture, turn_id: str | None
+    ) -> None:
+        """Metadata that cannot come back equal is left out, marked and logged once; a retry is the same turn."""
+        for name, make in ODD_VALUES.items():
+            caplog.clear()
+            history = make_history(f"s-{name}")
+
+            def turn(make: Callable[[], object] = make) -> list[BaseMessage]:
+                return [
+                    HumanMessage("q", id="q", additional_kwargs={"n": 1, "deep": [{"odd": make()}, "kept"]}),
+                    AIMessage("a", id="a", response_metadata={"model_name": "m", "odd": make()}),
+                    ToolMessage("r", tool_call_id="1", id="r", artifact=make()),
+                ]
+
+            given = {} if turn_id is None else {"turn_id": turn_id}
+            begun = call(history, "append_turn", turn(), **given)
+            assert [r.levelname for r in caplog.records] == ["WARNING"], name
+            for path in ("[0].additional_kwargs['deep'][0]['odd']", "[1].response_metadata['odd']", "[2].artifact"):
+                assert f"messages{path}" in caplog.text
+            again = make_history(f"s-{name}")
+            assert call(again, "append_turn", turn(), **given) == begun
+            asked, answered, looked = stored = call(again, "messages")
+            assert asked.additional_kwargs == {"n": 1, "deep": [{}, "kept"]}
+            assert asked.response_metadata == {LEFT_OUT: ["additional_kwargs['deep'][0]['odd']"]}
+            assert answered.response_metadata == {"model_name": "m", LEFT_OUT: ["response_metadata['odd']"]}
+            assert (looked.artifact, looked.response_metadata) == (None, {LEFT_OUT: ["artifact"]})
+            # as somebody sends it who has read it, and to somewhere else
+            assert call(again, "append_turn", stored, **given) == begun
+            call(make_history(f"t-{name}"), "append_turn", stored)
+            assert call(make_history(f"t-{name}"), "messages") == stored
+            with pytest.raises(IdempotencyConflictError):
+                other = turn()
+                other[0].content = "another question"
+                call(again, "append_turn", other, **given)
+            assert len(call(again, "messages")) == 3
+
+    def test_numbers_beyond_64_bits(self, make_history: MakeHistory, call: Call) -> None:
+        """A number of any size is stored exactly, or there is nothing at that position: no OverflowError."""
+        history = make_history("s1", "u1")
+        for number in (2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**400):
+            used: Any = {"input_tokens": number, "output_tokens": 1, "total_tokens": number}
+            block: Any = [{"type": "x", "n": number}]
+            turn = [
+                HumanMessage(block, additional_kwargs={"n": number}),
+                AIMessage("", usage_metadata=used, tool_calls=[{"name": "f", "args": {"n": number}, "id": "1"}]),
+            ]
+            call(history, "append_turn", turn, trace={"calls": [{"model": "m", "usage": used}], "n": number})
+            asked, answered = call(history, "tail", max_messages=2)
+            assert (asked.content, asked.additional_kwargs) == (block, {"n": number})
+            assert (answered.usage_metadata, answered.tool_calls[0]["args"]) == (used, {"n": number})
+            assert call(history, "iter_turns")[-1].trace["n"] == number
+            for verb in ("delete_turn", "restore_turn"):
+                assert call(history, verb, number) is False
+            for verb, args, options in (
+                ("edit", [number, turn], {}),
+                ("regenerate", [number], {}),
+                ("fork", ["s2"], {"at": number}),
+                ("append_turn", [turn], {"replaces": number}),
+                ("append_turn", [turn], {"expected_seq": number}),
+                ("append_turn", [turn], {"epoch": number}),
+                ("view", [], {"replaces": number}),
+            ):
+                with pytest.raises(HistoryConflictError):
+                    call(history, verb, *args, **options)
+            for verb in ("view", "tail"):
+                for limit in ("max_messages", "max_tokens"):
+                    with suppress(ConfigurationError):
+                        call(history, verb, **{limit: number})
 
     def test_custom_message_class_is_refused(self, make_history: MakeHistory, call: Call) -> None:
         """A class of the caller's own could not be rebuilt without running its code: refused."""

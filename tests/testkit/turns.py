@@ -26,7 +26,7 @@ from langchain_memkit.testing.fakes import FakeChatModel
 from langchain_memkit.testing.langchain_histories import MakeHistory, text_of_each
 from testkit.styles import AnyRunnable, Styles
 
-BROKEN = ToolMessage("r", tool_call_id="1", artifact=object())
+BROKEN = AIMessage("", tool_calls=[{"name": "f", "args": {"x": object()}, "id": "1"}])
 
 
 def streaming(function: Callable[[Any], Any]) -> AnyRunnable:

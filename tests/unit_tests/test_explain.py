@@ -597,7 +597,7 @@ def test_to_dict_is_json(histories: Any) -> None:
     assert data["counter"] == "approximate"
     assert data.keys() == {
         "messages", "tokens", "max_tokens", "dropped", "summarized", "dropped_ids", "summarized_ids", "recalled",
-        "notes", "counter", "searched_for", "calls", "ran", "seconds", "turn_id",
+        "notes", "counter", "searched_for", "calls", "ran", "seconds", "turn_id", "unread_turns",
     }  # fmt: skip
 
 

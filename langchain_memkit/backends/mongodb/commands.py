@@ -204,6 +204,8 @@ class Runner(StoreBackend, Generic[S]):
         """Raise the driver's errors as `HistoryReadError`."""
         try:
             yield
+        except OverflowError as error:
+            raise HistoryReadError("a number has more than the 64 bits that MongoDB takes") from error
         except PyMongoError as error:
             msg = f"cannot read from {self.clients.hosts} within {self.settings.timeout:g} s: {text_of(error)}"
             raise HistoryReadError(msg) from error
@@ -296,10 +298,17 @@ class Runner(StoreBackend, Generic[S]):
         context = batch.error_context if batch else {}
         try:
             yield
-        except (PyMongoError, InvalidDocument) as error:
-            if isinstance(error, InvalidDocument) or codes_of(error) & TOO_LARGE_CODES:
-                why = error if isinstance(error, InvalidDocument) else text_of(error)
-                msg = f"a turn is larger than one MongoDB document may be (16 MB), or cannot be encoded: {why}"
+        except OverflowError as error:
+            msg = "a number has more than the 64 bits that MongoDB takes. Nothing was stored."
+            raise HistoryWriteError(msg, **context) from error
+        except InvalidDocument as error:
+            if not isinstance(error, driver.DocumentTooLarge):
+                raise HistoryWriteError(f"cannot be encoded: {error}. Nothing was stored.", **context) from error
+            msg = f"a turn is larger than one MongoDB document may be (16 MB): {error}"
+            raise MessageTooLargeError(msg, **context) from error
+        except PyMongoError as error:
+            if codes_of(error) & TOO_LARGE_CODES:
+                msg = f"a turn is larger than one MongoDB document may be (16 MB): {text_of(error)}"
                 raise MessageTooLargeError(msg, **context) from error
             unknown = is_transient(error) and not isinstance(error, ServerSelectionTimeoutError)
             state = "It may be stored" if unknown else "Nothing was stored"

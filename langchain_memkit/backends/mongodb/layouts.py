@@ -22,7 +22,7 @@ from langchain_memkit.backends.mongodb.commands import details_of, is_transient,
 from langchain_memkit.backends.mongodb.turns import MongoTurnStore
 from langchain_memkit.base import SessionInfo, TokenCounter, Turn
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MessageDecodeError, MessageEncodeError
-from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
+from langchain_memkit.messages.codec import FORMAT_VERSION, Storable, decode_legacy_message, storable
 from langchain_memkit.messages.tokens import count_tokens, counter_name
 from langchain_memkit.messages.trimming import turn_starts
 from langchain_memkit.stores import history_rows
@@ -89,6 +89,12 @@ class LangChainRowStore(MongoTurnStore):
         ops = IndexModel([(key, 1), (f"{MARK}.op", 1)], name="memkit_legacy_op", partialFilterExpression=marked)
         return [docs.legacy_index(key, self.settings.index_kwargs), ops]
 
+    def storable(self, messages: Sequence[BaseMessage]) -> Storable:
+        """Leave out of the metadata what JSON does not bring back equal, tuples among it."""
+        said = storable(messages, row_text, is_json)
+        found = super().storable(said.messages)
+        return found._replace(left_out=[*said.left_out, *found.left_out])
+
     async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
         """Insert a row per message; return 0, because rows have no positions."""
         session_id_key, history_key = self.settings.legacy_keys
@@ -115,6 +121,14 @@ class LangChainRowStore(MongoTurnStore):
             await super().clear(scope)
         else:
             await self.delete_many(docs.legacy_filter(*self.settings.legacy_keys, scope.session_id))
+
+
+def is_json(value: Any, depth: int = 0) -> bool:
+    """Return whether a value comes back equal from JSON, however deep it stands."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except Exception:  # noqa: BLE001  # a value's own methods may raise anything
+        return False
 
 
 def row_text(message: BaseMessage, path: str) -> str:

@@ -438,6 +438,8 @@ class Transactions(StoreBackend):
         try:
             with self._database.connection() as connection:
                 yield connection
+        except OverflowError as error:
+            raise HistoryReadError("a number has more than the 64 bits that SQLite takes") from error
         except FAILURES as error:
             raise HistoryReadError(
                 f"cannot read {self._database.path}: {explain_error(error, self._database.path)}"
@@ -478,6 +480,9 @@ class Transactions(StoreBackend):
         except MessageTooLargeError as error:  # raised where the batch is not known: add its context
             raise MessageTooLargeError(str(error), **context) from None
         except (sqlite3.DataError, OverflowError) as error:
+            if "INTEGER" in str(error):  # not a long text, but a large number
+                msg = "a number has more than the 64 bits that SQLite takes. Nothing was stored."
+                raise HistoryWriteError(msg, **context) from error
             msg = f"larger than SQLite stores in one row: {error}. Nothing was stored."
             raise MessageTooLargeError(msg, **context) from error
         except FAILURES as error:

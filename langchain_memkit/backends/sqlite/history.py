@@ -157,7 +157,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # The next page begins below what the rows of this one replace, as far as they were read.
             last = (turns[-1].replaces or last) if stopped else min(last, replaced.first)
             turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
-            return Page(turns, head.seq, epoch, self._now(), (last, base) if last > base + 1 else None)
+            following = (last, base) if last > base + 1 else None
+            return Page(turns, head.seq, epoch, self._now(), following, None if head is EMPTY else head)
 
     async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
@@ -427,7 +428,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
         data["messages"] = None if is_damaged else parse_json(messages)
         data |= {"tokens": parse_json(row["tokens"]), "isDeleted": row["is_deleted"] == 1}
         data |= {"createdAt": iso_date_of(row["created_at"]), "expiresAt": date_of(row["expires_at"])}
-        data["trace"] = parse_json(data.get("trace"))
+        trace = parse_json(data.get("trace"))
+        data["trace"] = data.get("trace") if trace is None else trace  # text is no trace, and so a damaged one
         turn = history_rows.read_turn(data, self._counter, newest, replaced)
         if is_damaged:
             turn.problems[:] = [f"turn {turn.seq}: damaged, its messages do not fit their checksum"]

@@ -134,7 +134,7 @@ def test_before_save(histories: Any, history: Any, checkpointer: Any, run: Any) 
 
 def test_what_cannot_be_stored(histories: Any, history: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A message that would not come back equal is refused with its path; with "log" the answer is returned."""
-    message = HumanMessage("q", additional_kwargs={"file": object()})
+    message = HumanMessage([{"type": "text", "text": "q", "file": object()}])
     agent = create_agent(Scripted(), [], middleware=[MessageHistoryMiddleware(histories)])
     with pytest.raises(MessageEncodeError, match="file"):
         run(agent, {"messages": [message]}, CONFIG)

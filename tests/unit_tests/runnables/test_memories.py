@@ -374,7 +374,7 @@ def test_history_fails_then_no_memory_is_told(run: Styles) -> None:
         FakeChatModel(),
         SQLiteChatMessageHistory.factory(":memory:"),
         memories=[memory],
-        before_save=lambda messages: [*messages, ToolMessage("r", tool_call_id="1", artifact=object())],
+        before_save=lambda messages: [*messages, HumanMessage([{"type": "x", "value": object()}])],
     )
     with pytest.raises(HistoryWriteError):
         run(chat, "Hello.", U1)
