@@ -1107,7 +1107,8 @@ class TurnHistory(BaseChatMessageHistory):
         origins = [t for t in turns for _ in t.messages]
         unread = 0 if after else self._unread(head, turns)  # a summary covers what comes before it
         known = base.HistoryMessages(messages, tokens, counted_by, origins, head.epoch, window, unread)
-        known = known.cut(begin) if begin else known
+        if begin:
+            known = known.selected(range(begin, len(known))) if after else known.cut(begin)
         return base.HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
 
     async def _newest(

@@ -1,4 +1,4 @@
-"""Whatever a message holds comes back equal, or is refused when it is written."""
+"""Whatever a message holds comes back equal, or is refused when it is written; of metadata, it is left out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from gatekit.systems import Place
 from hypothesis import HealthCheck, Phase, given, settings
@@ -47,6 +48,11 @@ def extra(value: Any) -> HumanMessage:
     return HumanMessage("x", additional_kwargs={"value": value})
 
 
+def marked(message: BaseMessage, path: str) -> BaseMessage:
+    """A message from which memkit has left something out."""
+    return message.model_copy(update={"response_metadata": {"memkit_left_out": [path]}})
+
+
 EQUAL: dict[str, BaseMessage] = {
     "NUL": HumanMessage("a\x00b"),
     "emoji": HumanMessage("\U0001f419\u200d\U0001f525 e\u0301"),
@@ -73,10 +79,29 @@ EQUAL: dict[str, BaseMessage] = {
     "chunk": AIMessageChunk(content="x", tool_call_chunks=[{"name": "f", "args": "{}", "id": "1", "index": 0}]),
 }
 REFUSED: dict[str, tuple[BaseMessage, str]] = {
-    "NaN": (extra(float("nan")), "additional_kwargs['value']"),
     "own class": (Note("x"), "messages[0]"),
-    "object": (extra({"deep": [Strange()]}), "additional_kwargs['value']['deep'][0]"),
+    "NaN": (HumanMessage([{"type": "x", "n": float("nan")}]), "content[0]['n']"),
+    "object": (AIMessage("", tool_calls=[{**CALL, "args": {"deep": [Strange()]}}]), "args']['deep'][0]"),
 }
+LEFT_OUT: dict[str, tuple[BaseMessage, BaseMessage]] = {
+    "NaN": (extra([1, float("nan")]), marked(extra([1, None]), "additional_kwargs['value'][1]")),
+    "object": (
+        extra({"deep": [Strange(), 2]}),
+        marked(extra({"deep": [None, 2]}), "additional_kwargs['value']['deep'][0]"),
+    ),
+    "artifact": (
+        ToolMessage("ok", tool_call_id="c1", artifact=np.arange(9)),
+        marked(ToolMessage("ok", tool_call_id="c1"), "artifact"),
+    ),
+    "documents": (
+        ToolMessage("ok", tool_call_id="c1", artifact=[Document("d", metadata={"score": np.float32(0.5), "n": 1})]),
+        marked(
+            ToolMessage("ok", tool_call_id="c1", artifact=[Document("d", metadata={"n": 1})]),
+            "artifact[0].metadata['score']",
+        ),
+    ),
+}
+"""Messages with what no store keeps, and what comes back."""
 
 
 def read(history: Any) -> list[BaseMessage]:
@@ -129,6 +154,22 @@ def test_refused_when_written(name: str, place: Place, system: Any) -> None:
     if system.name == "memkit":
         assert isinstance(raised.value, MessageEncodeError)
         assert path in raised.value.path
+
+
+@pytest.mark.gate(row=5)
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_left_out_of_metadata(name: str, place: Place, system: Any) -> None:
+    """What could not come back equal is left out of metadata and named in the message: a turn is not lost over it."""
+    message, kept = (each.model_copy(update={"id": "1"}) for each in LEFT_OUT[name])
+    history, after = system.history(place, "s1"), HumanMessage("after", id="2")
+    refused = ""
+    for _ in range(2):  # a retry is the same turn
+        try:
+            history.add_messages([message, after])
+        except Exception as error:
+            refused = f"{error!r:.120}"
+    assert not refused
+    assert read(history) == [kept, after]
 
 
 @functools.cache

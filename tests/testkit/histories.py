@@ -176,9 +176,8 @@ class HistoryCases(SessionListContract, ChatMessageHistoryContract):
             assert call(again, "append_turn", stored, **given) == begun
             call(make_history(f"t-{name}"), "append_turn", stored)
             assert call(make_history(f"t-{name}"), "messages") == stored
+            other = [HumanMessage("another question", id="q"), *turn()[1:]]
             with pytest.raises(IdempotencyConflictError):
-                other = turn()
-                other[0].content = "another question"
                 call(again, "append_turn", other, **given)
             assert len(call(again, "messages")) == 3
 

@@ -96,6 +96,79 @@ async def test_a_turn(histories: Any, style: str) -> None:
     assert json.loads(json.dumps(seen.to_dict())) == seen.to_dict()
 
 
+def say(histories: Any, turns: int) -> None:
+    """Turns of a question and an answer each."""
+    for n in range(turns):
+        histories("s1", "u1").add_messages([HumanMessage(f"It is day {n} at sea."), AIMessage("Noted.")])
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+async def test_what_was_not_read(histories: Any, style: str) -> None:
+    """Every stored message is accounted for: shown, dropped, or of a turn that was not even read."""
+    say(histories, 4)
+    histories("s1", "u1").clear()  # those are gone, and count no more
+    say(histories, 30)
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=create_trim_preprocessor(60))
+    await run(style, chat, "And today?", S1)
+    seen = last(chat)
+    assert seen.kept + seen.dropped + 2 * (seen.unread_turns or 0) == 60
+    assert f"{seen.unread_turns} older turns not read" in str(seen)
+    assert (seen.kept, seen.dropped, seen.unread_turns) == (6, 2, 26)
+    assert explain_turn(chat, "And now?", S1).unread_turns == 27
+
+
+def test_all_is_read(histories: Any) -> None:
+    """Where all of the session is read, nothing is said; an agent tells it as a chain does."""
+    say(histories, 3)
+    for window in (create_trim_preprocessor(6_000), create_trim_preprocessor(60, token_counter=len), None):
+        chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=window)
+        seen = explain_turn(chat, "And today?", S1)
+        assert (seen.unread_turns, seen.kept, "not read" in str(seen)) == (0, 6, False)
+    say(histories, 20)
+    middleware = MessageHistoryMiddleware(histories, preprocessor=create_trim_preprocessor(60))
+    agent = create_agent(FakeChatModel(), [], middleware=[middleware])
+    agent.invoke({"messages": [("user", "And today?")]}, S1)
+    seen = last(agent)
+    assert seen.kept + seen.dropped + 2 * (seen.unread_turns or 0) == 46
+
+
+def test_history_size_leaves_turns_unread() -> None:
+    """What `history_size` cuts off was not shown either."""
+    with SQLiteChatMessageHistory.factory(":memory:", history_size=6) as histories:
+        say(histories, 30)
+        for preprocessor in (None, create_trim_preprocessor(6_000)):
+            chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=preprocessor)
+            seen = explain_turn(chat, "And today?", S1)
+            assert (seen.kept, seen.dropped, seen.unread_turns) == (6, 0, 27)
+
+
+def test_how_many_were_not_read_is_not_always_known(histories: Any) -> None:
+    """Of an edited session positions do not tell it, nor where turns expire: then only that there are some is said."""
+    say(histories, 30)
+    histories("s1", "u1").edit(30, [HumanMessage("No: day 31."), AIMessage("Noted.")])
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=create_trim_preprocessor(60))
+    seen = explain_turn(chat, "And today?", S1)
+    assert seen.unread_turns is None
+    assert "dropped, older turns not read" in str(seen)
+    with SQLiteChatMessageHistory.factory(":memory:", ttl=60) as expiring:
+        say(expiring, 30)
+        chat = create_runnable_with_message_history(
+            FakeChatModel(), expiring, preprocessor=create_trim_preprocessor(60)
+        )
+        assert explain_turn(chat, "And today?", S1).unread_turns is None
+
+
+def test_what_a_summary_covers_is_not_unread(histories: Any) -> None:
+    """It was read when it was summarized."""
+    say(histories, 30)
+    summarize = create_history_preprocessor(lambda _: "Thirty days at sea.", max_tokens=120)
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=summarize)
+    for _ in range(2):
+        chat.invoke("And today?", S1)
+        seen = last(chat)
+        assert (seen.unread_turns, seen.summarized > 40) == (0, True)
+
+
 def test_a_dry_run_is_no_turn(histories: Any) -> None:
     """`explain_turn` leaves the last turn as it is."""
     chat = create_runnable_with_message_history(FakeChatModel(), histories)

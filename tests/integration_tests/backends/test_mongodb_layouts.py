@@ -85,9 +85,34 @@ def test_rows_refuse_what_they_cannot_say(rows: Any) -> None:
         rows("s1", "u1")
     with pytest.raises(ConfigurationError, match="no positions"):
         rows("s1").append_turn(TURN, expected_seq=0)
+    called: Any = {"name": "f", "args": {"x": (1, 2)}, "id": "1"}
     with pytest.raises(MessageEncodeError, match=r"messages\[1\]"):
-        rows("s1").add_messages([HumanMessage("q"), ToolMessage("r", tool_call_id="1", artifact=(1, 2))])
+        rows("s1").add_messages([HumanMessage("q"), AIMessage("", tool_calls=[called])])
     assert rows("s1").messages == []
+
+
+@pytest.mark.parametrize("layout", ["langchain", "qa"])
+def test_odd_metadata_loses_no_turn(
+    standalone: Any, database: str, layout: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a format cannot say of metadata is left out, marked and logged once; a retry stores nothing twice."""
+
+    def turn() -> list[Any]:
+        found = {"rows": [1, float("nan")], "frame": object(), "pair": (1, 2)}
+        return [HumanMessage("q", id="q"), ToolMessage("r", id="r", tool_call_id="1", artifact=found)]
+
+    kept, gone = {"rows": [1, None]}, ["artifact['rows'][1]", "artifact['frame']"]
+    kept |= {} if layout == "langchain" else {"pair": (1, 2)}
+    gone += ["artifact['pair']"] if layout == "langchain" else []
+    with MongoDBChatMessageHistory.factory(standalone.uri, database, layout=layout) as factory:
+        history = factory("s1") if layout == "langchain" else factory("s1", "u1")
+        for given in ({}, {}, {"turn_id": "t1"}, {"turn_id": "t1"}):
+            caplog.clear()
+            history.append_turn(turn(), **given)
+            assert len(caplog.records) == 1
+        asked, looked, *again = history.messages
+        assert (looked.artifact, looked.response_metadata) == (kept, {"memkit_left_out": gone})
+        assert again == [asked, looked]
 
 
 def test_rows_are_retried_once(rows: Any) -> None:

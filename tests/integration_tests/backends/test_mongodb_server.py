@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +29,7 @@ from langchain_memkit.errors import (
     MessageTooLargeError,
     StaleTurnError,
 )
+from langchain_memkit.stores.history_rows import ReadVersion, SessionScope, prepare_batch
 from langchain_memkit.testing import FakeChatModel
 from tools.local_mongodb import local_mongodb
 
@@ -315,6 +317,24 @@ def test_too_large_turn(history: Any) -> None:
     assert not raised.value.maybe_stored
     assert len(raised.value.messages) == 1
     assert len(history.messages) == 1
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_what_the_driver_cannot_encode_is_not_large(history: Any, style: str) -> None:
+    """A row of a store's own with what BSON has not is refused as that, with its messages and without its text."""
+    odd: Any = [{"n": object()}, {"nu\x00l": 1}, {"n": 2**64}, {"nested": {1: 2}}]
+    for data in odd:
+        batch = prepare_batch([HumanMessage("my secret")], None, None)
+        batch = replace(batch, rows=[replace(batch.rows[0], messages=[data])])
+        store = history.turn_store
+        flow = store.append(SessionScope("", "s1"), batch, None, ReadVersion())
+        with pytest.raises(HistoryWriteError) as raised:
+            store.run(flow) if style == "sync" else asyncio.run(store.arun(flow))
+        assert type(raised.value) is HistoryWriteError
+        assert not raised.value.maybe_stored
+        assert [m.text for m in raised.value.messages] == ["my secret"]
+        assert "secret" not in str(raised.value)
+    assert history.messages == []
 
 
 # pymongo's monitor is cancelled while it connects, and then leaves the socket to the collector

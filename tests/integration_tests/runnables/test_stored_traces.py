@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from pymongo import MongoClient
 
 from langchain_memkit import (
     KeyValueMemory,
@@ -23,15 +27,41 @@ from langchain_memkit import (
     explain_last_turn,
     explain_stored_turn,
 )
+from langchain_memkit.backends.mongodb.turns import MongoTurnStore
 from langchain_memkit.explain import aexplain_stored_turn
 from langchain_memkit.testing import FakeChatModel
 
 S1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
-PROMPT = ChatPromptTemplate.from_messages(
-    [("system", "You are kind."), ("placeholder", "{chat_history}"), ("human", "{input}")]
-)
+
+
+def prompt_of(system: str) -> Any:
+    """A prompt with these words of the app's."""
+    return ChatPromptTemplate.from_messages(
+        [("system", system), ("placeholder", "{chat_history}"), ("human", "{input}")]
+    )
+
+
+PROMPT = prompt_of("You are kind.")
 BOOKS = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk."})
 USAGE: Any = {"input_tokens": 20, "output_tokens": 3, "total_tokens": 23}
+
+
+@tool
+def tide() -> str:
+    """Tell when the tide is high."""
+    return "At noon."
+
+
+def write_trace(request: pytest.FixtureRequest, trace: Any) -> None:
+    """Write the trace of the turn t1 behind memkit's back, as it is."""
+    if request.node.callspec.params["histories"] == "sqlite":
+        text = trace if trace == "cut" else json.dumps(trace)
+        with closing(sqlite3.connect(request.getfixturevalue("tmp_path") / "chat.db")) as connection, connection:
+            connection.execute("UPDATE turns SET trace = ? WHERE op = 'turn:t1'", (text,))
+        return
+    uri, database = request.getfixturevalue("standalone").uri, request.getfixturevalue("database")
+    with MongoClient[Any](uri) as client:
+        client[database]["message_store"].update_one({"op": "turn:t1"}, {"$set": {"trace": trace}})
 
 
 @pytest.fixture(params=["sqlite", "mongodb"])
@@ -78,6 +108,19 @@ async def test_it_comes_back(histories: Any) -> None:
     assert "Arabella" not in json.dumps([turn.trace for turn in histories("s1", "u1").iter_turns()])
 
 
+def test_what_was_not_read(histories: Any) -> None:
+    """A stored trace tells how many turns were not read, of a session that was cleared before, too."""
+    said: list[Any] = [HumanMessage("It is a long day at sea."), AIMessage("Noted.")]
+    for turns in (4, 30):
+        histories("s1", "u1").clear()
+        for _ in range(turns):
+            histories("s1", "u1").add_messages(said)
+    chain(histories, preprocessor=create_trim_preprocessor(80)).invoke({"input": "And today?"}, S1)
+    stored = explain_stored_turn(histories("s1", "u1"))
+    assert stored is not None
+    assert stored.kept + stored.dropped + 2 * (stored.unread_turns or 0) == 60
+
+
 def test_not_asked_for(histories: Any) -> None:
     """Without `trace=True` nothing of it is stored."""
     chain(histories, trace=False).invoke({"input": "Hello."}, S1)
@@ -85,12 +128,145 @@ def test_not_asked_for(histories: Any) -> None:
 
 
 def test_redacted(histories: Any) -> None:
-    """With `before_save` no text at all is kept: what it would have changed is not known."""
-    chat = chain(histories, before_save=lambda messages: [m.model_copy(update={"content": "***"}) for m in messages])
-    chat.invoke({"input": "My code is 1234."}, S1)
+    """With `before_save` no text at all is kept, and no name: what it would have changed is not known."""
+    notes = KeyValueMemory({"HIV test of Peter": {"text": "Negative.", "source": "letters/peter.md"}})
+    chat = chain(
+        histories,
+        memories=[notes],
+        before_save=lambda messages: [m.model_copy(update={"content": "***"}) for m in messages],
+    )
+    chat.invoke({"input": "My code is 1234. What about the HIV test of Peter?"}, S1)
     (turn,) = histories("s1", "u1").iter_turns()
     assert turn.trace["calls"][0]["messages"]
-    assert not any(message["text"] for message in turn.trace["calls"][0]["messages"])
+    assert not any(message["text"] for message in turn.trace["shown"])
+    assert [record["memory"] for record in turn.trace["recalled"]] == ["KeyValueMemory"]
+    stored = explain_stored_turn(histories("s1", "u1"))
+    assert stored is not None
+    assert [(r.about, r.source) for r in stored.recalled] == [("", "")]
+    for word in ("1234", "HIV", "Peter", "peter", "kind"):
+        assert word not in json.dumps(turn.trace)
+
+
+def test_each_text_once(histories: Any) -> None:
+    """A run of many calls stores the system prompt once, and each message once, and is shown as it was."""
+    system = "Be brief. " * 2_000
+    calls = [AIMessage("", tool_calls=[{"name": "tide", "args": {}, "id": f"c{n}"}]) for n in range(20)]
+    agent = create_agent(
+        FakeChatModel(responses=[*calls, "At noon."]),
+        [tide],
+        system_prompt=system,
+        middleware=[MessageHistoryMiddleware(histories, trace=True)],
+    )
+    agent.invoke({"messages": [("user", "When is high tide?")]}, S1)
+    (turn,) = histories("s1", "u1").iter_turns()
+    data = json.dumps(turn.trace)
+    assert data.count("Be brief.") == 2_000
+    assert len(data) < 50_000
+    traced, stored = explain_last_turn(agent, S1), explain_stored_turn(histories("s1", "u1"))
+    assert traced is not None
+    assert stored is not None
+    assert [[(m.part, m.text) for m in call.messages] for call in stored.calls] == [
+        [(m.part, m.text) for m in call.messages] for call in traced.calls
+    ]
+
+
+def test_surrogates(histories: Any) -> None:
+    """Half an emoji in a system prompt and in a model's name costs neither the turn nor the trace."""
+    prompt = prompt_of("cut \ud83d off")
+    model = FakeChatModel(responses=[AIMessage("ok", response_metadata={"model_name": "m\ud83d"})])
+    chat = create_runnable_with_message_history(prompt | model, histories, trace=True)
+    chat.invoke({"input": "Hello \ud83d."}, S1)
+    stored = explain_stored_turn(histories("s1", "u1"))
+    assert stored is not None
+    assert [m.text for m in stored.messages] == ["cut \ud83d off", "Hello \ud83d."]
+    assert [call.model for call in stored.calls] == ["m\ud83d"]
+
+
+@pytest.mark.parametrize("size", [2_000_000, 17_000_000])
+def test_a_long_trace_is_dropped(histories: Any, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A trace that is too long is dropped and logged, never the turn."""
+    prompt = prompt_of("x" * size)
+    model = FakeChatModel(responses=["a secret answer"])
+    create_runnable_with_message_history(prompt | model, histories, trace=True).invoke({"input": "Hello."}, S1)
+    (turn,) = histories("s1", "u1").iter_turns()
+    assert ([m.text for m in turn.messages], turn.trace) == (["Hello.", "a secret answer"], None)
+    (told,) = [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
+    assert "is not stored" in told
+    assert "secret" not in told
+
+
+def test_no_room_for_a_trace(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A turn that fills a document is stored without its trace; SQLite has room for both."""
+    prompt = prompt_of("x" * 900_000)
+    answer = "y" * 16_000_000
+    chat = create_runnable_with_message_history(prompt | FakeChatModel(responses=[answer]), histories, trace=True)
+    chat.invoke({"input": "Hello."}, S1)
+    (turn,) = histories("s1", "u1").iter_turns()
+    assert turn.messages[-1].text == answer
+    assert ("no room" in caplog.text) == (turn.trace is None) == isinstance(histories.turn_store, MongoTurnStore)
+
+
+def test_traces_that_cannot_be_encoded(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A trace given by an app: of any keys and sizes, or left out and logged."""
+    history = histories("s1", "u1")
+    odd: Any = [{"a": object()}, {"a": float("nan")}, ["no dict"], {"x": "y" * 1_100_000}]
+    for n, trace in enumerate(odd, 1):
+        assert history.append_turn([HumanMessage("hi")], trace=trace) == n
+        assert caplog.text.count("the trace of a turn is not stored") == n
+    good = {"$a.b": 1, "c\x00": "\ud800", "n": 2**70, "": {1: (2, b"3")}}
+    history.append_turn([HumanMessage("hi")], trace=good)
+    assert [turn.trace for turn in history.iter_turns()] == [None] * len(odd) + [good]
+    assert histories.usage("u1") == {}
+
+
+OLD: Any = {  # as memkit 0.2.0 stored it
+    "tokens": {"system": 9, "input": 7}, "max_tokens": None, "dropped": 0, "summarized": 0, "dropped_ids": [],
+    "summarized_ids": [], "notes": ["a note"], "counter": "approximate", "searched_for": None, "v": 1, "turn_id": "t1",
+    "recalled": [{"memory": "KeyValueMemory", "score": None, "about": "Kiwi", "source": "", "date": None, "text": ""}],
+    "ran": [], "seconds": {"load": 0.1},
+    "calls": [{
+        "purpose": "answer", "model": "m", "tool_tokens": 0, "usage": USAGE, "seconds": 0.1, "error": None,
+        "tokens": {"system": 9, "input": 7, "tools": 0},
+        "messages": [
+            {"part": "system", "role": "system", "text": "You are kind.", "tokens": 9, "id": None},
+            {"part": "input", "role": "human", "text": "", "tokens": 7, "id": "q"},
+        ],
+    }],
+}  # fmt: skip
+
+
+def test_traces_of_0_2_0(histories: Any, request: pytest.FixtureRequest) -> None:
+    """What memkit 0.2.0 stored is shown and counted as before."""
+    histories("s1", "u1").append_turn([HumanMessage("Hi.", id="q"), AIMessage("Hello!", id="a")], turn_id="t1")
+    write_trace(request, OLD)
+    stored = explain_stored_turn(histories("s1", "u1"))
+    assert stored is not None
+    assert [(m.part, m.text) for m in stored.messages] == [("system", "You are kind."), ("input", "Hi.")]
+    assert (stored.notes, stored.recalled[0].about, stored.unread_turns) == (["a note"], "Kiwi", 0)
+    assert histories.usage("u1") == {"m": {"calls": 1, "input_tokens": 20, "output_tokens": 3}}
+
+
+DAMAGED: list[Any] = [
+    "cut", 7, [], {}, {"v": 2}, {"calls": None}, {"calls": [None, 7]}, {"calls": [{}]}, {"_memkit": "str", "value": 7},
+    {**OLD, "calls": [{"usage": "20"}]}, {**OLD, "calls": [{**OLD["calls"][0], "messages": [0, 99]}]},
+    {**OLD, "recalled": [{"date": "yesterday"}]}, {**OLD, "calls": [{"usage": {"input_tokens": "x"}, "model": {}}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=lambda damaged: repr(damaged)[:40])
+def test_a_damaged_trace_costs_itself(histories: Any, request: pytest.FixtureRequest, damaged: Any) -> None:
+    """The turn is read, the user's other turns are counted, and `explain_stored_turn` says what is wrong."""
+    used = AIMessage("Hello!", id="a", usage_metadata=USAGE)
+    histories("s1", "u1").append_turn([HumanMessage("Hi.", id="q"), used], turn_id="t1")
+    write_trace(request, damaged)
+    histories("s2", "u1").add_messages([HumanMessage("And?"), used.model_copy(update={"id": "b"})])
+    assert [m.text for turn in histories("s1", "u1").iter_turns() for m in turn.messages] == ["Hi.", "Hello!"]
+    assert histories("s1", "u1").messages[-1].text == "Hello!"
+    counted = histories.usage("u1")
+    assert counted[""]["input_tokens"] >= 20
+    stored = explain_stored_turn(histories("s1", "u1"))
+    assert stored is not None
+    assert "the trace of turn 1 is damaged" in str(stored)
 
 
 def test_an_agent(histories: Any) -> None:
