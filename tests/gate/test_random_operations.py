@@ -4,24 +4,27 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from gatekit.checker import EXPIRY, Journal, Verdict, check, read_journals
-from gatekit.races import SAID, left_on_server
-from gatekit.storm import TTL, Storm, Worker
+from gatekit.storm import EDITED, PLAIN, TTL, Storm, Worker
 from gatekit.systems import Place
 
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.base import Turn
 from langchain_memkit.errors import HistoryWriteError, StaleTurnError
 
+SAID = re.compile("said-[a-z0-9]+-[a-z0-9]+")
 ENOUGH = 200_000  # bytes of journals, some 1,000 operations
 NIGHTLY = 1200.0  # seconds for each kind of store
 WORKERS = 3
@@ -33,16 +36,28 @@ def show(name: str, verdict: Verdict, counts: dict[str, int]) -> None:
     print(
         f"{name}: {verdict.operations} operations, {verdict.acknowledged} appends acknowledged, {verdict.unknown} "
         f"unknown, {verdict.refused} refused, {verdict.retried} turns sent again, {verdict.erases} erases, "
-        f"{verdict.reads} reads of {verdict.turns_seen} turns checked; {counts}; wrong: {dict(verdict.kinds)}"
+        f"{verdict.reads} reads of {verdict.turns_seen} turns checked; {verdict.families} families of sessions that "
+        f"were edited or copied; done {dict(verdict.done)}; {counts}; wrong: {dict(verdict.kinds)}"
     )
     print("\n".join(verdict.wrong[:30]))
 
 
-def rows(file: str) -> set[str]:
-    """What was said and lies in a row of a file."""
+def rows(file: str) -> dict[tuple[str, str], set[str]]:
+    """What was said and lies in rows of a file, by user and session; under no session what lies in any row."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
     with closing(sqlite3.connect(file)) as connection:
-        lines = [line.encode("utf-8", "replace") for line in connection.iterdump()]
-    return {said.decode() for line in lines for said in SAID.findall(line)}
+        for user, session, content in connection.execute("SELECT user_id, session_id, messages FROM turns"):
+            found[user, session] |= set(SAID.findall(str(content)))
+        found["", ""] = {said for line in connection.iterdump() for said in SAID.findall(line)}
+    return found
+
+
+def documents(collection: Any) -> dict[tuple[str, str], set[str]]:
+    """What was said and lies in documents of a collection, by user and session."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for document in collection.find():
+        found[document["user_id"], document["session_id"]] |= set(SAID.findall(repr(document)))
+    return found
 
 
 @pytest.mark.gate(row=24, memkit_only=True, limit=3600)
@@ -68,7 +83,7 @@ def test_histories_under_a_storm(
     if server is not None:
         server.wait_ready()
     storm.look_at_all()
-    stored = rows(place.uri) if place.kind == "sqlite" else left_on_server([request.getfixturevalue("collection")])
+    stored = rows(place.uri) if place.kind == "sqlite" else documents(request.getfixturevalue("collection"))
     verdict = check(read_journals(folder.iterdir()), stored)
     show(place.kind, verdict, storm.counts)
     figure(f"{place.kind}: operations", verdict.operations, at_least=100)
@@ -89,6 +104,10 @@ class Sound(SQLiteChatMessageHistory):
     def sometimes(self) -> bool:
         """Every fifth time."""
         return next(self.calls) % 5 == 0
+
+    def other(self, session_id: str) -> Any:
+        """Another session of the user."""
+        return self._for_session(session_id, self.user_id)
 
 
 class Drops(Sound):
@@ -249,8 +268,129 @@ class Invents(Reads):
         return turns
 
 
-class PurgesNothing:
-    """A factory that says that it has purged, and has not."""
+class EditsNothing(Sound):
+    """Appends what is to replace another turn."""
+
+    def edit(self, seq: int, messages: Any, *, turn_id: str | None = None) -> int:
+        return super().append_turn(messages, turn_id=turn_id)
+
+
+class EditsOneTurn(Sound):
+    """Hides the turn that is replaced, and not what came after it."""
+
+    def edit(self, seq: int, messages: Any, *, turn_id: str | None = None) -> int:
+        self.delete_turn(seq)
+        return super().append_turn(messages, turn_id=turn_id)
+
+
+class EditsAgain(Sound):
+    """Replaces a turn once more when the edit is sent again."""
+
+    def edit(self, seq: int, messages: Any, *, turn_id: str | None = None) -> int:
+        shown = [turn.seq for turn in self.iter_turns()]
+        return super().edit(seq, messages) if seq in shown else super().append_turn(messages)
+
+
+class LosesEdits(Sound):
+    """Says that it has replaced a turn, and has not."""
+
+    def edit(self, seq: int, messages: Any, *, turn_id: str | None = None) -> int:
+        return seq + 1 if self.sometimes() else super().edit(seq, messages, turn_id=turn_id)
+
+
+class UndoesNothing(Sound):
+    """Says that it has taken an edit back, and has not."""
+
+    def undo_edit(self) -> bool:
+        return any(turn.replaces for turn in self.iter_turns()) or super().undo_edit()
+
+
+class UndoesByHiding(Sound):
+    """Hides the edit, and does not show again what it replaced."""
+
+    def undo_edit(self) -> bool:
+        edits = [turn.seq for turn in self.iter_turns() if turn.replaces]
+        return self.delete_turn(edits[-1]) if edits else super().undo_edit()
+
+
+class RestoresNothing(Sound):
+    """Says that it shows a turn again, and does not."""
+
+    def restore_turn(self, turn: int | str) -> bool:
+        return turn in [each.seq for each in self.iter_turns(hidden=True)]
+
+
+class ForksNothing(Sound):
+    """Says that it has copied, and has not."""
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Any:
+        return self.other(session_id)
+
+
+class ForksByTurns(Sound):
+    """Copies one turn after the other, and breaks off."""
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Any:
+        turns = list(self.iter_turns())
+        copy = self.other(session_id)
+        if copy.messages or len(turns) < 2:
+            return super().fork(session_id, at=at)
+        copy.append_turn(turns[0].messages)
+        raise HistoryWriteError("the disk is full", maybe_stored=True)
+
+
+class ForksWhatIsHidden(Sound):
+    """Copies what is stored, whether it is shown or not."""
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Any:
+        copy = self.other(session_id)
+        hidden = list(self.iter_turns(hidden=True))
+        if at is not None or list(copy.iter_turns(hidden=True)):
+            return super().fork(session_id, at=at)
+        for turn in hidden:
+            copy.append_turn(turn.messages)
+        return copy
+
+
+class ForksWhatWasErased(Sound):
+    """Copies what the session showed before it was cleared."""
+
+    before: ClassVar[dict[Any, list[Turn]]] = {}
+
+    def clear(self) -> None:
+        self.before[self.user_id, self.session_id] = list(self.iter_turns())
+        super().clear()
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Any:
+        copy = super().fork(session_id, at=at)
+        for turn in self.before.pop((self.user_id, self.session_id), []):
+            copy.append_turn(turn.messages)
+        return copy
+
+
+class ForksTooMuch(Sound):
+    """Leaves in a copy what nobody sees there."""
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Any:
+        copy = super().fork(session_id, at=at)
+        for turn in self.iter_turns(hidden=True):
+            if turn.op not in [each.op for each in self.iter_turns()]:
+                copy.delete_turn(copy.append_turn(turn.messages))
+        return copy
+
+
+class ForksOver(Sound):
+    """Copies into a session that holds turns, in place of them."""
+
+    def fork(self, session_id: str, *, at: int | None = None) -> Any:
+        copy = self.other(session_id)
+        if self.messages and copy.messages:
+            copy.clear()
+        return super().fork(session_id, at=at)
+
+
+class Wrapped:
+    """A factory with a fault."""
 
     def __init__(self, histories: Any) -> None:
         self.histories = histories
@@ -259,8 +399,67 @@ class PurgesNothing:
         """A history."""
         return self.histories(session_id, user_id)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.histories, name)
+
+
+class PurgesNoCopies(Wrapped):
+    """Purges all sessions but the copies."""
+
     def purge(self, user_id: str) -> dict[str, int]:
-        """Nothing."""
+        for info in self.histories.list_sessions(user_id, hidden=True):
+            if not info.session_id.startswith("copy"):
+                self.histories(info.session_id, user_id).clear()
+        return {"sessions": 1, "turns": 1}
+
+
+class TitlesNothing(Wrapped):
+    """Says that it has stored a title, and has not."""
+
+    def update_session(self, session_id: str, user_id: str | None = None, **details: Any) -> None:
+        pass
+
+
+class KeepsTitles(Wrapped):
+    """Shows titles of sessions that were erased."""
+
+    def __init__(self, histories: Any) -> None:
+        super().__init__(histories)
+        self.titles: dict[Any, str] = {}
+
+    def update_session(self, session_id: str, user_id: str | None = None, *, title: str) -> None:
+        self.histories.update_session(session_id, user_id, title=title)
+        self.titles[session_id, user_id] = title
+
+    def list_sessions(self, user_id: str | None = None) -> Any:
+        listed = self.histories.list_sessions(user_id)
+        return [
+            info if "-t" in info.title else replace(info, title=self.titles.get((info.session_id, user_id), ""))
+            for info in listed
+        ]
+
+
+class LeavesTitles(Wrapped):
+    """Stores titles where no erase finds them."""
+
+    def update_session(self, session_id: str, user_id: str | None = None, *, title: str) -> None:
+        self.histories.update_session(session_id, user_id, title=title)
+        self.histories(f"titles of {session_id}", user_id).add_user_message(title)
+
+
+class TitlesOnce(Wrapped):
+    """Keeps the first title of a session."""
+
+    def update_session(self, session_id: str, user_id: str | None = None, *, title: str) -> None:
+        [*found] = [info for info in self.histories.list_sessions(user_id) if info.session_id == session_id]
+        if not (found and "-t" in found[0].title):
+            self.histories.update_session(session_id, user_id, title=title)
+
+
+class PurgesNothing(Wrapped):
+    """Says that it has purged, and has not."""
+
+    def purge(self, user_id: str) -> dict[str, int]:
         return {"sessions": 0, "turns": 0}
 
 
@@ -278,6 +477,24 @@ FAULTS = {
     ClearsNothing: "erased, and shown",
     ClearsByHiding: "content left",
     PurgesNothing: "erased, and shown",
+    EditsNothing: "hidden, and shown",
+    EditsOneTurn: "hidden, and shown",
+    EditsAgain: "doubled",
+    LosesEdits: "hidden, and shown",
+    UndoesNothing: "hidden, and shown",
+    UndoesByHiding: "lost",
+    RestoresNothing: "lost",
+    ForksNothing: "lost",
+    ForksByTurns: "erased, and shown",
+    ForksWhatIsHidden: "erased, and shown",
+    ForksWhatWasErased: "erased, and shown",
+    ForksTooMuch: "content left",
+    ForksOver: "fork unexplained",
+    PurgesNoCopies: "erased, and shown",
+    TitlesNothing: "a title lost",
+    KeepsTitles: "a title erased, and shown",
+    LeavesTitles: "a title left",
+    TitlesOnce: "an older title shown",
     HidesNothing: "deleted, and shown",
     Swaps: "inverted",
     Stale: "lost",
@@ -287,23 +504,31 @@ FAULTS = {
 }
 
 
+EVERY = [*PLAIN, *EDITED, *((user, f"copy{n}") for user in ("u4", "") for n in (1, 2, 3))]
+
+
 def judged(tmp_path: Path, histories: Any, expiring: Any, rounds: int, wanted: str = "") -> Verdict:
-    """What the checker says of rounds of 80 operations of two workers, until it has found what is wanted."""
-    place = Place("sqlite", str(tmp_path / "chat.db"))
-    journals = [Journal(tmp_path / f"{name}.jsonl", name) for name in ("w1", "w2")]
-    workers = [Worker(place, histories, expiring, journal, f"w{n}", n) for n, journal in enumerate(journals, 1)]
-    where = [("u1", "s1"), ("u1", "s2"), ("", "s1"), ("u3", "soft"), ("u3", "ttl")]
+    """What the checker says of rounds of 80 operations of two workers, until it has found what is wanted.
+
+    After four rounds other workers begin, in other sessions, so that no check has much to read.
+    """
     verdict = Verdict()
-    for _ in range(rounds):
-        for worker in workers * 40:
-            worker.do(where=worker.chance.choice(where))
-        for each in where:
-            workers[0].do("read turns", where=each)
-        verdict = check(read_journals(tmp_path.glob("*.jsonl")), rows(place.uri))
-        if wanted in verdict.kinds:
-            break
-    for journal in journals:
-        journal.close()
+    for n in range(0, rounds, 4):
+        files = [tmp_path / f"w{k}x{n}.jsonl" for k in (1, 2)]
+        with ExitStack() as stack:
+            journals = [stack.enter_context(closing(Journal(file, file.stem))) for file in files]
+            place = Place("sqlite", str(tmp_path / "chat.db"))
+            workers = [Worker(place, histories, expiring, each, each.name, n + k) for k, each in enumerate(journals)]
+            for worker in workers:
+                worker.generation = partial(int, n)
+            for _ in range(4):
+                for worker in workers * 40:
+                    worker.do()
+                for user, session in EVERY:
+                    workers[0].do("read turns", where=(user and f"{user}-{n}", f"{session}-{n}"))
+                verdict = check(read_journals(files), rows(place.uri))
+                if wanted in verdict.kinds:
+                    return verdict
     return verdict
 
 
@@ -312,7 +537,7 @@ def judged(tmp_path: Path, histories: Any, expiring: Any, rounds: int, wanted: s
 def test_the_checker_sees_each_fault(fault: Any, tmp_path: Path) -> None:
     """A store with one fault is found out, by the name of the fault; a sound one is sound."""
     file = tmp_path / "chat.db"
-    faulty: Any = PurgesNothing(Sound.factory(file)) if fault is PurgesNothing else fault.factory(file)
+    faulty: Any = fault(Sound.factory(file)) if issubclass(fault, Wrapped) else fault.factory(file)
     found = judged(tmp_path, faulty, Sound.factory(file, ttl=TTL["sqlite"]), 20, FAULTS[fault])
     assert FAULTS[fault] in found.kinds, dict(found.kinds)
 
@@ -321,7 +546,7 @@ def test_the_checker_sees_each_fault(fault: Any, tmp_path: Path) -> None:
 def test_the_checker_accuses_nobody(tmp_path: Path) -> None:
     """A sound store, with the same operations, is sound."""
     file = tmp_path / "chat.db"
-    found = judged(tmp_path, Sound.factory(file), Sound.factory(file, ttl=TTL["sqlite"]), 3)
+    found = judged(tmp_path, Sound.factory(file), Sound.factory(file, ttl=TTL["sqlite"]), 4)
     assert found.wrong == []
     assert found.acknowledged > 60
     assert found.reads > 60

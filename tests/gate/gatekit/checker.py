@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-NEVER_STORED = ("StaleTurnError", "HistoryConflictError")
+from gatekit.model import Family, families
+
+NEVER_STORED = ("StaleTurnError", "HistoryConflictError", "IdempotencyConflictError")
 TYPED = (*NEVER_STORED, "HistoryWriteError", "HistoryReadError")
 EXPIRY = 2.0  # seconds before and after the end of a turn's time in which it may be there or not
 
@@ -26,9 +28,10 @@ class Operation:
     """One operation of one process.
 
     Attributes:
-        kind: "append", "clear", "purge", "delete" or "read".
+        kind: "append", "edit", "undo", "fork", "clear", "purge", "delete", "restore", "read", "title" (one is stored)
+            or "titles" (those of a user are listed).
         user: Whose session; an empty string for nobody's.
-        tokens: What an append says, or a delete hides: one for each turn.
+        tokens: What an append or an edit says, or a delete hides: one for each turn; the title.
         guarded: Whether an append is refused if the session was erased since it was loaded.
         began: When.
         loaded: When a guarded append had loaded the session; None if it did not come so far.
@@ -39,6 +42,11 @@ class Operation:
         expected: The position that the append asked for.
         seen: Of a read: what each turn says and where it stands (0: the read did not ask), in order.
         half: Of a read: questions and answers that do not stand together.
+        turn: What the turn says that an edit replaces; of a fork: the last one of the copy, empty for all.
+        known: When the position was read that an edit, a delete or a restore names.
+        into: The new session of a fork.
+        answer: Of an undo: whether there was an edit.
+        titles: Of a list of titles: each session that has one, with it.
     """
 
     id: str
@@ -58,6 +66,11 @@ class Operation:
     ttl: float | None = None
     seen: Sequence[tuple[str, int]] = ()
     half: Sequence[str] = ()
+    turn: str = ""
+    known: float = math.inf
+    into: str = ""
+    answer: bool | None = None
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -84,12 +97,12 @@ class Journal:
 
     def __init__(self, file: Path, name: str) -> None:
         self._out = file.open("a", buffering=1)
-        self._name, self._count = name, 0
+        self.name, self._count = name, 0
 
     def begin(self, **fields: Any) -> str:
         """Notes an operation that begins; returns its id."""
         self._count += 1
-        name = f"{self._name}-{self._count}"
+        name = f"{self.name}-{self._count}"
         self.note(name, **fields)
         return name
 
@@ -128,6 +141,8 @@ class Verdict:
     turns_seen: int = 0
     refused: int = 0
     retried: int = 0
+    families: int = 0
+    done: Counter[str] = field(default_factory=Counter)
 
     @property
     def kinds(self) -> Counter[str]:
@@ -135,33 +150,95 @@ class Verdict:
         return Counter(each.partition(":")[0] for each in self.wrong)
 
 
-def check(operations: Sequence[Operation], stored: Iterable[str] = ()) -> Verdict:
+def check(operations: Sequence[Operation], stored: Mapping[tuple[str, str], set[str]] | None = None) -> Verdict:
     """Everything that was seen and must not have been, or the reverse.
 
     Args:
         operations: All of them, the oldest first; the last read of each session came after all else.
-        stored: What lies in the store in the end, seen or not.
+        stored: What lies in the store in the end, seen or not, by user and session; None if nobody looked.
     """
-    left = set(stored)
+    left = set().union(*(stored or {}).values())
     verdict = Verdict(operations=len(operations))
     sessions: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     purges: dict[str, list[Operation]] = defaultdict(list)
     for each in operations:
         if each.kind == "purge":
             purges[each.user].append(each)
-        else:
+        elif each.kind not in ("title", "titles"):
             sessions[each.user, each.session].append(each)
         if each.error and each.error not in TYPED:
             verdict.wrong.append(f"no error of memkit's: {each.id} {each.error}: {each.text}")
+    for family in families(operations):
+        _check_family(family, stored, verdict)
+        for name in family.names:
+            sessions.pop((family.user, name), None)
     for (user, _), those in sessions.items():
         session = _Session(those, purges[user], verdict)
         session.check()
         session.check_left(left)
+    _check_titles(operations, left, verdict)
     verdict.acknowledged = sum(each.kind == "append" and each.done for each in operations)
     verdict.unknown = sum(each.kind == "append" and each.latest == math.inf for each in operations)
     verdict.erases = sum(each.kind in ("clear", "purge", "delete") and each.done for each in operations)
     verdict.refused = sum(each.error == "StaleTurnError" for each in operations)
+    verdict.done = Counter(each.kind for each in operations if each.done)
     return verdict
+
+
+def _check_family(family: Family, stored: Mapping[tuple[str, str], set[str]] | None, verdict: Verdict) -> None:
+    """What the model says of sessions that were edited or copied into each other."""
+    reads = [each for each in family.operations if each.kind == "read" and each.done]
+    verdict.families += 1
+    verdict.reads += len(reads)
+    verdict.turns_seen += sum(len(read.seen) for read in reads)
+    lie = None if stored is None else {name: stored.get((family.user, name), set()) for name in family.names}
+    for what, where, details in family.check(lie):
+        verdict.wrong.append(f"{what}: {details} ({where.id}, {where.user}/{where.session})")
+
+
+def _check_titles(operations: Sequence[Operation], stored: set[str], verdict: Verdict) -> None:
+    """Whether each list shows the newest title of a session, and none that was erased; and whether one lies there."""
+    erases: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    titles: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    lists: dict[str, list[Operation]] = defaultdict(list)
+    for each in operations:
+        if each.kind == "title":
+            titles[each.user, each.session].append(each)
+        elif each.kind == "clear":
+            erases[each.user, each.session].append(each)
+        elif each.kind == "titles" and each.done:
+            lists[each.user].append(each)
+    purges = [each for each in operations if each.kind == "purge"]
+    for (user, session), those in titles.items():
+        gone = [*erases[user, session], *(each for each in purges if each.user == user)]
+        for found in lists[user]:
+            if session in found.titles:
+                for what in _wrong_title(found, found.titles[session], those, gone):
+                    verdict.wrong.append(f"{what}: {found.titles[session]} ({found.id}, {user}/{session})")
+        erased = max((each.began for each in gone if each.done), default=-math.inf)
+        for title in those:
+            if title.tokens[0] in stored and title.latest < math.inf and title.bound < erased:
+                verdict.wrong.append(f"a title left: {title.tokens[0]} ({title.id}, {user}/{session})")
+
+
+def _wrong_title(found: Operation, shown: str, those: Sequence[Operation], gone: Sequence[Operation]) -> Iterator[str]:
+    """What is wrong with the title that a list shows of a session; an empty string if it has none."""
+    assert found.ended is not None
+    erased = max((e.began for e in gone if e.done and (e.ended or 0) < found.began), default=-math.inf)
+    may_erase = max((e.latest for e in gone if e.began < found.ended), default=-math.inf)
+    over = [each for each in those if each.done and (each.ended or 0) < found.began and each.began > may_erase]
+    which = next((each for each in those if each.tokens[0] == shown), None)
+    if which is None and over:
+        yield "a title lost"
+    if which is not None:
+        if which.began > found.ended:
+            yield "a title from nowhere"
+        if which.error in NEVER_STORED:
+            yield "a title refused, and shown"
+        elif which.bound < erased:
+            yield "a title erased, and shown"
+        if any(which.latest < each.began for each in over):
+            yield "an older title shown"
 
 
 class _Session:

@@ -1,4 +1,4 @@
-"""Processes that append, import, clear, purge, hide and read at random, and what happens to them meanwhile.
+"""Processes that append, import, edit, copy, title, clear, purge, hide and read at random, and what happens meanwhile.
 
 Sessions are of a generation: after some seconds others take their place, so that each stays small and what is not known
 of one session (its purge was killed) says nothing of the next.
@@ -26,10 +26,14 @@ from pymongo.errors import PyMongoError
 from gatekit.checker import Journal, read_journals
 from gatekit.races import LOCKED, Watched, hooked
 from gatekit.systems import SYSTEMS, Place, answer_to, config, split_turns
-from langchain_memkit.errors import MemkitError
+from langchain_memkit.errors import ConfigurationError, MemkitError
 
 GENERATION = 3.0  # seconds
-WHERE = [("u1", "s1"), ("u1", "s2"), ("u2", "s1"), ("", "s1"), ("u3", "soft"), ("u3", "ttl")]
+PLAIN = [("u1", "s1"), ("u1", "s2"), ("u2", "s1"), ("", "s1"), ("u3", "soft"), ("u3", "ttl")]
+EDITED = [*[("u4", "edited")] * 3, ("u4", "copy1"), ("u4", "copy2"), ("", "edited"), ("", "copy1")]  # and copied
+HALTED = ("fork", "fork", "edit", "undo", "title", "clear")
+ONLY_EDITED = ("edit", "retried edit", "undo", "restore", "fork")
+ONLY_PLAIN = ("import",)  # which may break off in the middle
 TTL = {"sqlite": 3.0}
 LONGEST_TTL = 60.0  # seconds; a server has no shorter
 WEIGHTS = {
@@ -46,6 +50,14 @@ WEIGHTS = {
     "delete": 4,
     "read": 30,
     "read turns": 14,
+    "edit": 8,
+    "retried edit": 3,
+    "undo": 4,
+    "restore": 3,
+    "fork": 8,
+    "title": 5,
+    "generated title": 2,
+    "titles": 6,
 }
 
 
@@ -56,9 +68,12 @@ class Worker:
         self.histories, self.expiring, self.journal, self.name = histories, expiring, journal, name
         self.chance = random.Random(seed)
         self.ttl = TTL.get(place.kind, LONGEST_TTL)
+        self.generation: Callable[[], int] = lambda: int(time.monotonic() / GENERATION)
         self.count = 0
         self.mine: list[tuple[tuple[str, str], str, list[BaseMessage]]] = []  # what can be repeated: where, turn_id
-        self.stored: list[tuple[tuple[str, str], str, int]] = []  # what can be hidden: where, token, position
+        self.hidden: list[tuple[Any, ...]] = []  # to be shown again
+        self.edits: list[tuple[Any, ...]] = []  # arguments of `_replace`
+        self.stored: list[tuple[Any, ...]] = []  # to be hidden: where, token, position, since when
 
     def do(
         self,
@@ -70,12 +85,13 @@ class Worker:
         if kind is None:
             kind = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         with hooked(halt):
-            getattr(self, "_" + kind.replace(",", "").replace(" ", "_"))(where or self.somewhere())
+            getattr(self, "_" + kind.replace(",", "").replace(" ", "_"))(where or self.somewhere(kind))
 
-    def somewhere(self) -> tuple[str, str]:
-        """A user and a session of the present generation."""
-        generation = int(time.monotonic() / GENERATION)
-        user, session = self.chance.choice(WHERE)
+    def somewhere(self, kind: str) -> tuple[str, str]:
+        """A user and a session of the present generation, for an operation."""
+        wheres = EDITED if kind in ONLY_EDITED else PLAIN if kind in ONLY_PLAIN else [*PLAIN, *EDITED]
+        user, session = self.chance.choice(wheres)
+        generation = self.generation()
         return f"{user}-{generation}" if user else "", f"{session}-{generation}"
 
     def _open(self, where: tuple[str, str]) -> Any:
@@ -112,9 +128,10 @@ class Worker:
 
     def _append(self, where: tuple[str, str], turn_id: str | None = None) -> None:
         token, messages = self._turn()
+        began = time.monotonic()
         with self._noted("append", where, tokens=[token]) as note:
             note["seq"] = self._open(where).append_turn(messages, turn_id=turn_id)
-            self.stored = [*self.stored[-20:], (where, token, note["seq"])]
+            self.stored = [*self.stored[-20:], (where, token, note["seq"], began)]
         if turn_id is not None:
             self.mine = [*self.mine[-20:], (where, turn_id, messages)]
 
@@ -179,12 +196,22 @@ class Worker:
                 self.histories.purge(user)
 
     def _delete(self, where: tuple[str, str]) -> None:
-        mine = [each for each in self.stored if each[0][1].startswith("soft")]
+        """A turn that was stored is hidden, in a session where that is done."""
+        mine = [each for each in self.stored if each[0][1].startswith(("soft", "edited", "copy"))]
         if mine:
-            where, token, seq = self.chance.choice(mine)
-            with self._noted("delete", where, tokens=[token]) as note:
-                if not self._open(where).delete_turn(seq):
-                    note["error"] = "HistoryConflictError"  # it was cleared before
+            self.hidden = [*self.hidden[-5:], self.chance.choice(mine)]
+            self._flag("delete", *self.hidden[-1])
+
+    def _restore(self, where: tuple[str, str]) -> None:
+        """A turn that was hidden, or was to be, is shown again."""
+        if mine := [each for each in self.hidden if not each[0][1].startswith("soft")]:
+            self._flag("restore", *self.chance.choice(mine))
+
+    def _flag(self, kind: str, where: tuple[str, str], token: str, seq: int, known: float) -> None:
+        with self._noted(kind, where, tokens=[token], known=known) as note:
+            history = self._open(where)
+            if not (history.delete_turn(seq) if kind == "delete" else history.restore_turn(seq)):
+                note["error"] = "HistoryConflictError"  # it was cleared before
 
     def _read(self, where: tuple[str, str]) -> None:
         with self._noted("read", where) as note:
@@ -192,12 +219,80 @@ class Worker:
             note["seen"] = [(text, 0) for text in said if not text.startswith("re: ")]
             note["half"] = split_turns(said)
 
-    def _read_turns(self, where: tuple[str, str]) -> None:
+    def _read_turns(self, where: tuple[str, str]) -> list[tuple[str, int]]:
+        seen: list[tuple[str, int]] = []
         with self._noted("read", where) as note:
             turns = list(self._open(where).iter_turns())
             said = [(message.text, turn.seq) for turn in turns for message in turn.messages]
-            note["seen"] = [(text, seq) for text, seq in said if not text.startswith("re: ")]
+            seen += [(text, seq) for text, seq in said if not text.startswith("re: ")]
+            note["seen"] = seen
             note["half"] = split_turns([text for text, _ in said])
+        return seen
+
+    def _edit(self, where: tuple[str, str]) -> None:
+        """One of the last turns of the session, which is read first, is replaced with all after it."""
+        known = time.monotonic()
+        if turns := self._read_turns(where)[-3:]:
+            token, seq = self.chance.choice(turns)
+            _, messages = self._turn()
+            self._replace(where, f"e-{self.name}-{self.count}", messages, token, seq, known)
+
+    def _retried_edit(self, where: tuple[str, str]) -> None:
+        """An edit is sent again under the same turn_id."""
+        if self.edits:
+            self._replace(*self.chance.choice(self.edits))
+
+    def _replace(self, *edit: Any) -> None:
+        where, turn_id, messages, replaced, seq, known = edit
+        self.edits = [*self.edits[-5:], edit]
+        with self._noted("edit", where, tokens=[messages[0].text], turn=replaced, known=known) as note:
+            note["seq"] = self._open(where).edit(seq, messages, turn_id=turn_id)
+
+    def _undo(self, where: tuple[str, str]) -> None:
+        with self._noted("undo", where) as note:
+            note["answer"] = self._open(where).undo_edit()
+
+    def _fork(self, where: tuple[str, str]) -> None:
+        """A session is copied into another one of its user, whole or up to a turn."""
+        name, _, generation = where[1].partition("-")
+        into = self.chance.choice([copy for copy in ("copy1", "copy2", "copy3") if copy != name])
+        turns = self._read_turns(where) if self.chance.random() < 0.3 else []
+        token, seq = self.chance.choice(turns) if turns else ("", None)
+        with self._noted("fork", where, into=f"{into}-{generation}", turn=token):
+            self._open(where).fork(f"{into}-{generation}", at=seq)
+
+    def _title(self, where: tuple[str, str]) -> None:
+        user, session = where
+        with self._titled(where) as (title, _):
+            self.histories.update_session(session, user or None, title=title)
+
+    def _generated_title(self, where: tuple[str, str]) -> None:
+        user, session = where
+        with self._titled(where, guarded=True) as (title, note):
+
+            def model(_: Any) -> AIMessage:
+                self._loaded(note)
+                return AIMessage(title)
+
+            self.histories.generate_title(session, RunnableLambda(model), user or None)
+
+    @contextlib.contextmanager
+    def _titled(self, where: tuple[str, str], **fields: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.count += 1
+        title = f"said-{self.name}-t{self.count}"
+        with self._noted("title", where, tokens=[title], **fields) as note:
+            try:
+                yield title, note
+            except ConfigurationError:
+                note["error"] = "HistoryConflictError"  # the session holds no turns, or was erased
+
+    def _titles(self, where: tuple[str, str]) -> None:
+        """The titles of all sessions of a user: an empty string if a session has none."""
+        user, _ = where
+        if user:
+            with self._noted("titles", (user, "")) as note:
+                listed = {info.session_id: info.title for info in self.histories.list_sessions(user)}
+                note["titles"] = {name: title if "-t" in title else "" for name, title in listed.items()}
 
 
 def work(system: str, place: Place, folder: Path, name: str, seed: int, line: Any) -> None:
@@ -221,8 +316,8 @@ def work(system: str, place: Place, folder: Path, name: str, seed: int, line: An
 def _halted(worker: Worker, line: Any) -> None:
     """An append that stops itself at one of its steps, after it has said where."""
     left = worker.chance.randrange(1, 14)
-    where = worker.somewhere()
-    kind = worker.chance.choice(["append", "guarded append", "chain", "retried append"])
+    kind = worker.chance.choice([*["append", "guarded append", "chain", "retried append"] * 2, *HALTED])
+    where = worker.somewhere(kind)
 
     def halt(step: str) -> None:
         nonlocal left
@@ -326,7 +421,7 @@ class Storm:
 
     def _step_down(self) -> None:
         host = self.server.hosts[self.server.primary_index()]
-        with contextlib.suppress(PyMongoError), MongoClient(f"mongodb://{host}/?directConnection=true") as client:
+        with contextlib.suppress(PyMongoError), MongoClient[Any](f"mongodb://{host}/?directConnection=true") as client:
             client.admin.command("replSetStepDown", 3, force=True)
         self.counts["stepped down"] += 1
 
@@ -353,7 +448,10 @@ class Storm:
         for each in operations:
             if each.kind in ("clear", "purge") and not each.done:
                 self.own.do(each.kind, where=(each.user, each.session))
-        for where in sorted({(each.user, each.session) for each in operations if each.session}):
+        wheres = {(each.user, name) for each in operations for name in (each.session, each.into) if name}
+        for user in sorted({user for user, _ in wheres}):
+            self.own.do("titles", where=(user, ""))
+        for where in sorted(wheres):
             self.own.do("read", where=where)
             self.own.do("read turns", where=where)
         self.own.journal.close()
