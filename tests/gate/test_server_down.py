@@ -169,6 +169,47 @@ def test_failing(gone: Place, system: Any, figure: Any) -> None:
             assert signature(MongoDBChatMessageHistory).parameters["timeout"].default == DEFAULT
 
 
+CALLS = 64  # at once, twice as many as a client sends
+
+
+def seconds_of_threads(histories: Any) -> list[float]:
+    """How long each of the reads took until it failed, in threads."""
+
+    def read(n: int) -> float:
+        started = time.monotonic()
+        with pytest.raises(HistoryReadError):
+            histories(f"s{n}").messages  # noqa: B018  # reading is the test
+        return time.monotonic() - started
+
+    with ThreadPoolExecutor(CALLS) as pool:
+        return list(pool.map(read, range(CALLS)))
+
+
+def seconds_of_tasks(histories: Any) -> list[float]:
+    """How long each of the reads took until it failed, on an event loop."""
+
+    async def read(n: int) -> float:
+        started = time.monotonic()
+        with pytest.raises(HistoryReadError):
+            await histories(f"s{n}").aget_messages()
+        return time.monotonic() - started
+
+    async def read_all() -> list[float]:
+        return list(await asyncio.gather(*map(read, range(CALLS))))
+
+    return asyncio.run(read_all())
+
+
+@pytest.mark.gate(row=10, memkit_only=True)
+@pytest.mark.parametrize(("gone", "how"), [("standalone", "silent")], indirect=True)
+@pytest.mark.parametrize("seconds_of", [seconds_of_threads, seconds_of_tasks])
+def test_failing_in_a_burst(gone: Place, seconds_of: Callable[[Any], list[float]], figure: Any) -> None:
+    """Each of many reads at once fails within `timeout`, also those that wait for a place of the client."""
+    with MongoDBChatMessageHistory.factory(gone.with_options(BRISK).uri, timeout=TIMEOUT) as histories:
+        longest = max(seconds_of(histories))
+    figure(f"{CALLS} reads at once fail, timeout {TIMEOUT:g} s", longest, at_most=TIMEOUT + SLACK, unit=" s")
+
+
 def longest_pause(system: Any, place: Place) -> float:
     """Seconds for which the event loop did nothing else while an async read waited for the server."""
     beats: list[float] = []

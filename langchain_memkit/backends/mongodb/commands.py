@@ -25,6 +25,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.results import BulkWriteResult
 
 from langchain_memkit._sync import Flow, Step, drive_in_thread
+from langchain_memkit.backends.mongodb.bursts import clock, queue_of
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
 from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.base import Now, TokenCounter, check_seconds, redact
@@ -65,13 +66,13 @@ def jitter(longest: float) -> float:
 
 def next_try(deadline: float, longest: float = 0.25) -> Step[None] | None:
     """Return the pause before the next try, at most half of the time that is left; None if the deadline is too near."""
-    left = deadline - time.monotonic()
+    left = deadline - clock()
     return pause(min(jitter(longest), left / 2)) if left > LEAST else None
 
 
 def left_until(deadline: float) -> float:
-    """Return the seconds until a deadline by `time.monotonic()`, at least 0.1."""
-    return max(deadline - time.monotonic(), 0.1)
+    """Return the seconds until a deadline by `clock()`, at least 0.1."""
+    return max(deadline - clock(), 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +167,23 @@ class Runner(StoreBackend, Generic[S]):
     # -- running
 
     async def command(self, function: Callable[[Collection[BsonDict]], T], seconds: float | None) -> T:
-        """Run one command, `function(collection)`, within so many seconds; with the async client it is awaited."""
+        """Run one command, `function(collection)`, within so many seconds; with the async client it is awaited.
+
+        The seconds begin when the client has a place for it: a burst of calls waits (`CommandQueue`).
+        """
 
         def send() -> T:
-            with driver_errors(), pymongo.timeout(seconds):
-                return function(self.collection(self.clients.sync()))
+            client = self.clients.sync()
+            with driver_errors(), queue_of(client).place(seconds) as left, pymongo.timeout(left):
+                return function(self.collection(client))
 
         async def asend() -> T:
             client: Any = await self.clients.asynchronous()
             awaited: Any = function
-            with driver_errors(), pymongo.timeout(seconds):
-                result: T = await awaited(self.collection(client))
+            with driver_errors():
+                async with queue_of(client).aplace(seconds) as left:
+                    with pymongo.timeout(left):
+                        result: T = await awaited(self.collection(client))
             return result
 
         result = await Step(send, asend)
@@ -212,7 +219,7 @@ class Runner(StoreBackend, Generic[S]):
 
     async def read(self, function: Callable[[Collection[BsonDict]], T], patience: float | None = None) -> T:
         """Run a read, again after transient errors, for so many seconds; None for `timeout`."""
-        deadline = time.monotonic() + (patience or self.settings.timeout)
+        deadline = clock() + (patience or self.settings.timeout)
         with self.reading():
             while True:
                 try:
@@ -283,7 +290,7 @@ class Runner(StoreBackend, Generic[S]):
             there = await self.command(lambda c: c.find(query, fields).to_list(), timeout) if here else []
             if {d["_id"] for d in here} == {d["_id"] for d in there}:
                 return there
-            if time.monotonic() > deadline:
+            if clock() > deadline:
                 return None
             await pause(jitter(0.05))
 
@@ -325,7 +332,7 @@ class Runner(StoreBackend, Generic[S]):
             DuplicateKey: A document with this id exists. With `upserts_may_meet` the command is retried instead.
             HistoryWriteError: The server refused, or the deadline has passed.
         """
-        deadline = time.monotonic() + self.patience
+        deadline = clock() + self.patience
         while True:
             try:
                 return await self.command(function, left_until(deadline))
@@ -339,7 +346,7 @@ class Runner(StoreBackend, Generic[S]):
                 counts = details_of(error)
                 begun = begun or counts.get("nUpserted", 0) + counts.get("nMatched", 0) > 0
                 begun = begun or (again and not isinstance(error, ServerSelectionTimeoutError))
-                if not again or time.monotonic() > deadline:
+                if not again or clock() > deadline:
                     state = "Some of it may be done: call again to finish it" if begun else "Nothing was changed"
                     raise HistoryWriteError(self._failure(error, state), maybe_stored=begun) from error
             await pause(jitter(0.25))

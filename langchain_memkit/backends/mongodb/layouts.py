@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -17,6 +16,7 @@ from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
+from langchain_memkit.backends.mongodb.bursts import clock
 from langchain_memkit.backends.mongodb.clients import BsonDict
 from langchain_memkit.backends.mongodb.commands import details_of, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.turns import MongoTurnStore
@@ -51,7 +51,7 @@ async def insert_once(
 
     with store.writing(batch):
         await store.ensure()
-        deadline, begun = time.monotonic() + store.patience, False
+        deadline, begun = clock() + store.patience, False
         while True:
             try:
                 found = await store.committed(query, fields, deadline)

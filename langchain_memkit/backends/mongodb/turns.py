@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -21,6 +20,7 @@ from pymongo.read_concern import ReadConcern
 
 from langchain_memkit.backends.mongodb import commands
 from langchain_memkit.backends.mongodb import documents as docs
+from langchain_memkit.backends.mongodb.bursts import clock
 from langchain_memkit.backends.mongodb.clients import BsonDict
 from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
@@ -82,7 +82,7 @@ class Append:
         """
         await self.store.ensure()
         self.now = await self.store.server_now()
-        self.deadline = time.monotonic() + self.store.patience
+        self.deadline = clock() + self.store.patience
         while True:
             cause: PyMongoError | None = None
             try:
@@ -282,7 +282,7 @@ class Fork:
 
         Raises `StaleTurnError` or `HistoryWriteError`.
         """
-        deadline = time.monotonic() + self.store.patience
+        deadline = clock() + self.store.patience
         while True:
             try:
                 done = await self._try_once()
