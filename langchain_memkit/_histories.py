@@ -74,14 +74,18 @@ def _report(name: str, changed: tuple[str, ...]) -> None:
     )
 
 
-async def read_messages(history: History) -> list[BaseMessage]:
+def read_messages(history: History) -> Step[list[BaseMessage]]:
     """Read the whole conversation, oldest first, in whatever form the history keeps its messages."""
-    found = await _step(history, lambda: history.messages, "aget_messages")
-    return to_messages(found, f"`messages` of a {type(history).__name__}")
+    read: Step[Any] = _step(history, lambda: history.messages, "aget_messages")
+
+    async def converted() -> list[BaseMessage]:
+        return to_messages(await read, f"`messages` of a {type(history).__name__}")
+
+    return as_step(converted)
 
 
 def to_messages(given: Any, name: str) -> list[BaseMessage]:
-    """Convert messages in any form that LangChain takes: messages, dicts, tuples, texts.
+    """Convert messages in any form that LangChain takes: messages, dicts, (role, text), or texts of the user.
 
     Raises:
         ConfigurationError: LangChain makes no messages of them. `name` says whose they are; none is quoted.
@@ -90,10 +94,10 @@ def to_messages(given: Any, name: str) -> list[BaseMessage]:
     if not isinstance(given, (str, Mapping)):
         try:
             return convert_to_messages(given)
-        except Exception as error:  # noqa: BLE001  # core raises what its parts raise
+        except Exception as error:  # noqa: BLE001  # core raises whatever a wrong message leads to
             problem = f"what langchain-core makes no messages of ({type(error).__name__})"
-    # outside of `except`: core's error quotes the messages, so do not chain it
-    raise ConfigurationError(f"{name} must be a list of messages, or of (role, text), not {problem}")
+    msg = f"{name} must be a list of messages, or of (role, text), not of (question, answer), not {problem}"
+    raise ConfigurationError(msg)  # outside of `except`: core's error quotes the messages, so do not chain it
 
 
 def asks_for_window(preprocessor: Preprocessor | None) -> bool:

@@ -112,7 +112,7 @@ def question_of(given: object) -> tuple[str, dict[str, object]]:
     return str(question), ({"chat_history": values["chat_history"]} if "chat_history" in values else {})
 
 
-def read_past(history: Any, question: str) -> Step[Sequence[BaseMessage]]:
+def read_past(history: Any, question: str) -> Step[list[BaseMessage]]:
     """Read the bound memory or chat history; of a memkit history only the newest messages."""
     if isinstance(history, Memory):
         return Step(partial(history.load, question), partial(history.aload, question))

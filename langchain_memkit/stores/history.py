@@ -513,7 +513,7 @@ class TurnHistory(BaseChatMessageHistory):
         return self._store
 
     @property
-    def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # core declares an attribute
+    def messages(self) -> list[BaseMessage]:
         """The conversation, oldest first: all of it, or the newest `history_size` messages cut at a turn.
 
         A new list each time. Changes to it are not stored, which the log says once.

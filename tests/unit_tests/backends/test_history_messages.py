@@ -93,8 +93,8 @@ class Holder(BaseModel):
 READS: dict[str, Callable[[Any], object]] = {
     "isinstance": lambda m: isinstance(m, list) and m,
     "equals": lambda m: m == list(m) and list(m) == m and m,
-    "plus": lambda m: (m + [MORE])[:2],
-    "behind": lambda m: ([MORE] + m)[1:],
+    "plus": lambda m: (m + [MORE])[:2],  # noqa: RUF005  # as others write it
+    "behind": lambda m: ([MORE] + m)[1:],  # noqa: RUF005
     "slice": lambda m: m[-5:],
     "unpacked": lambda m: [*m],
     "sorted": lambda m: sorted(m, key=lambda message: message.type, reverse=True),
@@ -102,7 +102,7 @@ READS: dict[str, Callable[[Any], object]] = {
     "copy()": lambda m: m.copy(),
     "copy.copy": copy.copy,
     "copy.deepcopy": copy.deepcopy,
-    "pickle": lambda m: pickle.loads(pickle.dumps(m)),  # noqa: S301  # our own
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
     "pydantic": lambda m: Holder(messages=m).messages,
     "core": convert_to_messages,
     "prompt": lambda m: ChatPromptTemplate([MessagesPlaceholder("past")]).invoke({"past": m}).to_messages(),

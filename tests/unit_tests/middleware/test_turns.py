@@ -235,7 +235,9 @@ def test_history_of_others(run: Any, checkpointer: Any) -> None:
     assert model.shown == ["q0", "ok 1", "q1", "ok 2", "q2"]
 
 
-@pytest.mark.parametrize("form", [{"role": "user", "content": "q0"}, ("human", "q0"), "q0"], ids=["dict", "tuple", "str"])
+@pytest.mark.parametrize(
+    "form", [{"role": "user", "content": "q0"}, ("human", "q0"), "q0"], ids=["dict", "tuple", "str"]
+)
 def test_history_of_others_in_another_form(form: Any, run: Any) -> None:
     """What it keeps as dicts, tuples or texts is shown as langchain-core converts it."""
     store, model = Plain(), Scripted()
