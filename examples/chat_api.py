@@ -10,6 +10,7 @@ The header X-User stands for your authentication: replace `user`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -27,11 +28,12 @@ from langchain_memkit import (
     SQLiteChatMessageHistory,
     create_runnable_with_message_history,
     create_trim_preprocessor,
+    errors,
     explain_last_turn,
     session,
 )
-from langchain_memkit.errors import ConfigurationError, HistoryConflictError, HistoryReadError, HistoryWriteError
 
+logger = logging.getLogger("chat")
 PROMPT = ChatPromptTemplate.from_messages(
     [("system", "You are a friendly assistant."), MessagesPlaceholder("chat_history"), ("human", "{input}")]
 )
@@ -47,23 +49,56 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await histories.asetup()
         trim = create_trim_preprocessor(int(os.environ.get("CHAT_TOKENS", "8000")))
         app.state.histories, app.state.model = histories, model
-        app.state.chat = create_runnable_with_message_history(PROMPT | model, histories, preprocessor=trim)
+        app.state.chat = create_runnable_with_message_history(
+            PROMPT | model, histories, preprocessor=trim, on_dropped_turn="raise"
+        )
         yield
 
 
 app = FastAPI(title="A chat with memory", lifespan=lifespan)
 
 
-@app.exception_handler(ValueError)
-@app.exception_handler(HistoryReadError)
-@app.exception_handler(HistoryWriteError)
+# Which pages may call it is for you to say: app.add_middleware(CORSMiddleware, allow_origins=["https://chat.example"])
+
+
+class BodyLimit:
+    """Answers 413 to a request whose body is longer than so many bytes, whether or not it says how long it is."""
+
+    def __init__(self, app: Any, most: int) -> None:
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        left = self.most
+
+        async def limited() -> Any:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, "The request is too large.")
+            return message
+
+        await self.app(scope, limited, send)
+
+
+app.add_middleware(BodyLimit, most=500_000)
+
+
+def told(error: Exception) -> tuple[int, str]:
+    """Return status and text for an error. Only what memkit says of arguments goes out: others may tell too much."""
+    if isinstance(error, errors.ConfigurationError):
+        return 422, str(error)
+    if isinstance(error, errors.HistoryConflictError):
+        return 409, "The conversation has changed meanwhile: load it again."
+    if isinstance(error, (errors.HistoryReadError, errors.HistoryWriteError)):
+        return 503, "The conversation is not available at the moment."
+    return 500, "Something went wrong."
+
+
+@app.exception_handler(errors.MemkitError)
 async def failed(request: Request, error: Exception) -> JSONResponse:
-    """Answer 422 to malformed ids and cursors, 409 to a conversation that changed, 503 to a store that is down."""
-    if isinstance(error, ValueError):  # memkit checks arguments before it reads anything
-        return JSONResponse({"detail": str(error)}, 422)
-    if isinstance(error, HistoryConflictError):
-        return JSONResponse({"detail": "The conversation has changed meanwhile: load it again."}, 409)
-    return JSONResponse({"detail": "The conversation is not available at the moment."}, 503)
+    status, text = told(error)
+    return JSONResponse({"detail": text}, status)
 
 
 def user(x_user: Annotated[str, Header()]) -> str:
@@ -176,7 +211,7 @@ def config_of(session_id: str, user: str, replaces: int | None = None) -> Runnab
 
 
 async def answer(question: Any, config: RunnableConfig) -> StreamingResponse:
-    """Stream the answer as server-sent events: token, then end or not_stored."""
+    """Stream the answer as server-sent events: token, then end, or error if nothing is stored."""
     chunks = app.state.chat.astream({"input": question}, config)
     first = await anext(chunks, None)  # the history is read before it: what fails until then is answered with a status
 
@@ -187,10 +222,10 @@ async def answer(question: Any, config: RunnableConfig) -> StreamingResponse:
                     yield event("token", first.text)
                 async for chunk in chunks:
                     yield event("token", chunk.text)
-        except (HistoryWriteError, ConfigurationError) as error:  # everything was said, and nothing is stored
-            yield event("not_stored", "changed" if isinstance(error, HistoryConflictError) else "unavailable")
-        else:
             yield event("end", "")
+        except Exception as error:
+            logger.exception("an answer was not completed or not stored")
+            yield event("error", told(error)[1])
 
     return StreamingResponse(events(), media_type="text/event-stream")
 

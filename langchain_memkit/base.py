@@ -55,8 +55,8 @@ def purge_user(user_id: str, *parts: Purgeable) -> list[Mapping[str, int]]:
 
     Raises:
         TypeError: `user_id` is not a string.
-        ValueError: `user_id` is not a valid id.
-        ConfigurationError: There are no parts, or one of them cannot delete a user; nothing was deleted.
+        ConfigurationError: `user_id` is not a valid id, there are no parts, or one of them cannot delete a user;
+            nothing was deleted.
         HistoryWriteError: A part failed; calling again continues.
 
     Example:
@@ -808,8 +808,9 @@ def check_id(value: object, name: str) -> str:
 
     Raises:
         TypeError: It is not a `str`.
-        ValueError: It is empty, too long, holds NUL or a lone surrogate, or is a connection string: ids are shown, and
-            the arguments are probably in the wrong order. Any other address without a password is accepted.
+        ConfigurationError: A `ValueError`: it is empty, too long, holds NUL or a lone surrogate, or is a connection
+            string: ids are shown, and the arguments are probably in the wrong order. Any other address without a
+            password is accepted.
 
     Example:
         >>> check_id({"$ne": None}, "session_id")
@@ -819,7 +820,7 @@ def check_id(value: object, name: str) -> str:
     """
     text = check_text(value, name, MAX_ID_BYTES)
     if "://" in text and (WITH_PASSWORD.match(text) or DATABASE.match(text)):
-        raise ValueError(f"{name} is a connection string: are the arguments in the right order?")
+        raise ConfigurationError(f"{name} is a connection string: are the arguments in the right order?")
     return text
 
 
@@ -831,9 +832,9 @@ def check_text(value: object, name: str, most: int, least: int = 1) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{name} holds a lone surrogate, which is not valid text.") from None
+        raise ConfigurationError(f"{name} holds a lone surrogate, which is not valid text.") from None
     if not least <= size <= most or "\x00" in value:
-        raise ValueError(f"{name} must be {least} to {most} bytes of UTF-8 without NUL; got {size} bytes.")
+        raise ConfigurationError(f"{name} must be {least} to {most} bytes of UTF-8 without NUL; got {size} bytes.")
     return value if type(value) is str else str.__str__(value)
 
 
@@ -841,7 +842,7 @@ def user_prefix(user_id: str) -> str:
     """Return the prefix of all keys of a user in a key-value store; `purge(user_id)` deletes every key under it.
 
     The id is percent-quoted, so that no user's prefix is the start of another's, whatever the ids contain; an empty
-    string stands for unowned data. What is no valid id is a TypeError or ValueError.
+    string stands for unowned data. What is no valid id is a TypeError or ConfigurationError.
 
     Example:
         >>> user_prefix("a/b") + "profile", user_prefix("")
@@ -869,8 +870,7 @@ def session(session_id: str, *, user_id: str | None = None, turn_id: str | None 
 
     Raises:
         TypeError: An id is not a string.
-        ValueError: An id is empty or malformed.
-        ConfigurationError: A key is almost the name of an id: `userid`, say.
+        ConfigurationError: An id is empty or malformed, or a key is almost the name of an id: `userid`, say.
 
     Example:
         >>> session("s1", user_id="u1")

@@ -19,9 +19,9 @@ MemkitError
     └── IdempotencyConflictError             the same turn_id was used for another turn
 ```
 
-Ids that are not strings raise `TypeError`, empty or malformed ids `ValueError`, both before any I/O. If a driver
-failed, its error is the `__cause__`; for pymongo, a copy without documents. No message of memkit's errors or of their
-causes holds credentials or conversation text; objects that you pass in (a model, a store) fail with their own messages.
+Ids that are not strings raise `TypeError`, malformed ids `ConfigurationError`, both before any I/O. If a driver failed,
+its error is the `__cause__`; for pymongo, a copy without documents. No message of memkit's errors or of their causes
+holds credentials or conversation text; objects that you pass in (a model, a store) fail with their own messages.
 """
 
 from __future__ import annotations
