@@ -58,9 +58,9 @@ class TurnStore(StoreBackend, ABC):
     """The interface below a chat history: subclass it to keep histories in a database of your own.
 
     `TurnHistory` and `HistoryFactory` are built on it and do the rest: encoding, limits, windows, ids, both call
-    styles. Every method here but the properties is a flow (see `StoreBackend`), takes its session in each call and may
-    be called by many threads, tasks and processes at once. docs/backends.md writes one in full, and
-    `langchain_memkit.testing` tests it. Four invariants hold in every method:
+    styles. Every method here but the properties, `storable` and `check_edits` is a flow (see `StoreBackend`), takes its
+    session in each call and may be called by many threads, tasks and processes at once. docs/backends.md writes one in
+    full, and `langchain_memkit.testing` tests it. Four invariants hold in every method:
 
     * **Atomic**: readers see the whole of a row or nothing of it. A row is one turn.
     * **Ordered**: the positions of a session (`seq`) are 1, 2, 3, ... without gaps, each taken once. A position is what

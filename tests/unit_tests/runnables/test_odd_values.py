@@ -59,7 +59,11 @@ def memories() -> list[Any]:
     """One of each that stores what was said."""
     keys = SQLiteKeyValueStore(":memory:")
     vectors = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-    return [EntityMemory.factory(lambda text: [], store=keys), PreferenceMemory.factory(keys), VectorMemory.factory(vectors)]
+    return [
+        EntityMemory.factory(lambda text: [], store=keys),
+        PreferenceMemory.factory(keys),
+        VectorMemory.factory(vectors),
+    ]
 
 
 @pytest.mark.parametrize("trace", [False, True])
