@@ -557,6 +557,10 @@ def _check_server(output: Output, place: Target, fix: bool) -> Iterator[Check]:
             facts = server.inspect_database(*where)[name]
         holds = f"{facts.size:,} documents: {', '.join(sorted(facts.kinds))}"
         yield Check(full_name, "ok", holds if facts.missing else f"{holds}; all indexes are present")
+        if "langchain-mongodb" in facts.kinds:
+            n = server.count_sessions_without_text(place.where, place.database, name, place.keys)
+            found = f"{n:,} sessions of langchain-mongodb have a number or an ObjectId as id: they are read by str(id)"
+            yield from [Check(f"{full_name}: session ids", "ok", found)] if n else []
         for model in facts.missing:
             needed = "turns" in facts.kinds and model.document.get("unique")
             found = f"missing{', and without it turns could be lost or doubled' if needed else ''}"

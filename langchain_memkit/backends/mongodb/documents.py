@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
 from bson import Decimal128, ObjectId, Timestamp
+from bson.errors import InvalidId
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit.backends.mongodb.clients import BsonDict, scope_filter
@@ -39,6 +41,8 @@ DETAILS = -1
 """Position of the document with a session's title and metadata; a clear deletes it as it deletes damaged positions."""
 BY_TIME = [("user_id", 1), ("createdAt", -1), ("session_id", 1), ("seq", -1)]
 """Keys of the index by which sessions are listed and searched; a turn needs it neither to be read nor stored."""
+NO_TEXT = ("int", "long", "double", "objectId")
+"""Types of session ids in langchain-mongodb's rows that are read by `str` of the id."""
 EDITS = {"replaces": {"$gt": 0}}
 """Filter for documents that replace others, which are few."""
 OPENING = 0
@@ -59,9 +63,37 @@ def turns_filter(user_id: str, session_id: str | None = None, **conditions: obje
 
 
 def legacy_filter(session_id_key: str, history_key: str, session_id: str | None = None) -> BsonDict:
-    """Build a filter on rows of langchain-mongodb; `session_id=None` means every session."""
-    chosen: BsonDict = {"$exists": True} if session_id is None else {"$eq": session_id}
+    """Build a filter on rows of langchain-mongodb; `session_id=None` means every session.
+
+    That package takes ids of any type: the session `"5"` is that of rows with the text "5" and with the number 5.
+    """
+    chosen: BsonDict = {"$exists": True}
+    if session_id is not None:
+        others = legacy_ids(session_id)
+        chosen = {"$in": [session_id, *others]} if others else {"$eq": session_id}
     return {session_id_key: chosen, history_key: {"$exists": True}, "seq": {"$exists": False}}
+
+
+def legacy_ids(session_id: str) -> list[object]:
+    """Return the numbers and ObjectIds of which `str` makes a session id, as apps make theirs for memkit.
+
+    Example:
+        >>> legacy_ids("5"), legacy_ids("0.5"), legacy_ids("05"), legacy_ids("s1")
+        ([5], [0.5], [], [])
+    """
+    found: list[object] = []
+    for kind in (int, float, ObjectId):
+        with suppress(ValueError, InvalidId):
+            found.append(kind(session_id))
+    # BSON has no larger integers
+    return [i for i in found if str(i) == session_id and not (isinstance(i, int) and i.bit_length() > 63)]
+
+
+def legacy_sessions_filter(
+    session_id_key: str, history_key: str, types: tuple[str, ...] = ("string", *NO_TEXT)
+) -> BsonDict:
+    """Build a filter on the rows of langchain-mongodb whose session ids are of a type that memkit reads."""
+    return {**legacy_filter(session_id_key, history_key), session_id_key: {"$type": [*types]}}
 
 
 def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[IndexModel]:

@@ -91,6 +91,14 @@ def count_records(uri: str, database: str, name: str, user_id: str) -> int:
         return client[database][name].count_documents(vector_documents.records_filter(user_id))
 
 
+def count_sessions_without_text(uri: str, database: str, name: str, keys: tuple[str, str]) -> int:
+    """Count the sessions of langchain-mongodb's rows whose ids are numbers or ObjectIds."""
+    match = documents.legacy_sessions_filter(*keys, documents.NO_TEXT)
+    counted: list[BsonDict] = [{"$match": match}, {"$group": {"_id": f"${keys[0]}"}}, {"$count": "n"}]
+    with _server(uri) as client:
+        return sum(found["n"] for found in client[database][name].aggregate(counted))
+
+
 @contextmanager
 def _server(
     uri: str, doing: str = "read from", seconds: float | None = FIRST_SECONDS, kind: type[Exception] = HistoryReadError

@@ -535,9 +535,12 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         match = {**turns_filter(user_id, **live), **await self._unreplaced(user_id)}
         merged = {s.session_id: s for s in await self.grouped(match, "session_id", "createdAt")}
         if not user_id:
-            for rows in await self.grouped(self._legacy_sessions(), self.settings.legacy_keys[0], "_id"):
-                ours = merged.get(rows.session_id, SessionInfo(rows.session_id, 0, None, rows.updated_at))
-                merged[rows.session_id] = replace(ours, turns=ours.turns + rows.turns, created_at=rows.created_at)
+            match, key = docs.legacy_sessions_filter(*self.settings.legacy_keys), self.settings.legacy_keys[0]
+            for rows in await self.grouped(match, key, "_id"):
+                name = rows.session_id  # of a text and of a number, perhaps
+                ours = merged.get(name, SessionInfo(name, 0, rows.created_at, rows.updated_at))
+                begun = [at for at in (ours.created_at, rows.created_at) if at]
+                merged[name] = replace(ours, turns=ours.turns + rows.turns, created_at=min(begun, default=None))
         return sessions.page_of(merged.values(), SessionQuery(user_id))
 
     async def session_page(self, asked: SessionQuery) -> list[SessionInfo]:
@@ -548,10 +551,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def _mixed(self, user_id: str) -> bool:
         """Return whether these sessions may hold rows of langchain-mongodb, which are nobody's."""
-        return not user_id and bool(await self.find(self._legacy_sessions(), ["_id"], limit=1))
-
-    def _legacy_sessions(self) -> BsonDict:
-        return {**legacy_filter(*self.settings.legacy_keys), self.settings.legacy_keys[0]: {"$type": "string"}}
+        rows = docs.legacy_sessions_filter(*self.settings.legacy_keys)
+        return not user_id and bool(await self.find(rows, ["_id"], limit=1))
 
     async def _walk(self, user_id: str, place: ListPosition | None, done: list[str], count: int) -> Places:
         query = turns_filter(user_id, createdAt=docs.until(place)) | {"session_id": {"$nin": done}}
@@ -619,7 +620,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         ends = {"first": {"$min": f"${date}"}, "last": {"$max": f"${date}"}}
         rows = await self.aggregate([{"$match": match}, {"$group": {"_id": f"${key}", "n": {"$sum": 1}, **ends}}])
         dates = [[docs.date_of(getattr(row[end], "generation_time", row[end])) for end in ends] for row in rows]
-        return [SessionInfo(row["_id"], row["n"], first, last) for row, (first, last) in zip(rows, dates, strict=True)]
+        groups = zip(rows, dates, strict=True)
+        return [SessionInfo(str(row["_id"]), row["n"], first, last) for row, (first, last) in groups]
 
     async def owners(self) -> list[str]:
         """Return all users with turns, sorted; the empty string is the unowned space, with langchain-mongodb's rows."""

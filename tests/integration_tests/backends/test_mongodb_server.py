@@ -17,6 +17,7 @@ import pytest
 from bson import BSON, ObjectId, encode
 from bson.raw_bson import RawBSONDocument
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage, message_to_dict
+from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as Peer
 from pymongo import AsyncMongoClient, MongoClient
 
 from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history, purge_user
@@ -130,6 +131,72 @@ def test_reads_are_bounded_index_scans(standalone: Any, database: str, collectio
         plan = collection.database.command("explain", command, verbosity="executionStats")
         assert plan["executionStats"]["totalKeysExamined"] <= most
         assert plan["executionStats"]["totalDocsExamined"] <= most
+
+
+IDS_OF_OTHERS: list[Any] = [5, 2**40, -1, 0.5, 1e22, ObjectId("65a1b2c3d4e5f60718293a4b")]
+
+
+@pytest.mark.parametrize("layout", ["turns", "langchain"])
+@pytest.mark.parametrize("given", IDS_OF_OTHERS, ids=repr)
+def test_rows_of_a_session_that_is_no_text(
+    standalone: Any, database: str, collection: Any, given: Any, layout: Any
+) -> None:
+    """langchain-mongodb takes an id of any type: str(id) reads its rows, continues, lists and erases them."""
+    peer = Peer(standalone.uri, given, database)
+    peer.add_messages(TURN)
+    peer.close()
+    row = {"History": json.dumps(message_to_dict(HumanMessage("other")))}
+    collection.insert_many([{"SessionId": other, **row} for other in ("other", True, None, 7, {"$gt": 0})])
+    with MongoDBChatMessageHistory.factory(standalone.uri, database, layout=layout) as histories:
+        history, said = histories(str(given)), [m.content for m in TURN]
+        assert texts(history) == [m.content for m in history.iter_messages()] == said
+        assert asyncio.run(history.aget_messages()) == history.messages
+        listed = {s.session_id: s.turns for s in histories.list_sessions()}
+        assert listed == {str(given): 2, "other": 1, "7": 1}
+        if layout == "turns":
+            page = histories.list_sessions(limit=5)
+            assert {s.session_id: s.title for s in page}[str(given)] == said[0]
+        history.add_user_message("more")
+        assert texts(history) == [*said, "more"]
+        if layout == "turns":
+            assert texts(histories(str(given), "u1")) == []
+        history.clear()
+        assert texts(history) == []
+    assert collection.count_documents({"History": {"$exists": True}}) == 5
+
+
+def test_ids_of_one_text_are_one_session(standalone: Any, database: str, collection: Any) -> None:
+    """Rows with the text and rows with the number are of one session; other spellings of the number are not."""
+    row = {"History": json.dumps(message_to_dict(HumanMessage("q")))}
+    collection.insert_many([{"SessionId": given, **row} for given in ("5", 5, 5, "05", 2**53 + 1)])
+    with MongoDBChatMessageHistory.factory(standalone.uri, database) as histories:
+        [five, *_] = [s for s in histories.list_sessions() if s.session_id == "5"]
+        assert (five.turns, len(histories("5").messages)) == (3, 3)
+        for name in ("05", str(2**53 + 1)):
+            assert len(histories(name).messages) == 1
+        for name in ("+5", "5 ", "\u0665", str(2**70), "1e400", "nan"):
+            assert histories(name).messages == []
+
+
+@pytest.mark.parametrize("direction", ["back", "forward"])
+def test_rows_of_a_number_are_read_by_the_index(
+    standalone: Any, database: str, collection: Any, listener: Any, direction: str
+) -> None:
+    """Text and number are two ranges of one index, merged in order: nothing is sorted, and no more read than shown."""
+    said = [json.dumps(message_to_dict(HumanMessage(f"q{i}"))) for i in range(900)]
+    collection.insert_many({"SessionId": (5, "5", 6)[i % 3], "History": text} for i, text in enumerate(said))
+    MongoDBChatMessageHistory.factory(standalone.uri, database).setup()
+    with MongoClient(standalone.uri, event_listeners=[listener]) as client:
+        history = MongoDBChatMessageHistory(None, "5", database, client=client)
+        if direction == "back":
+            assert [m.text for m in history.tail(max_messages=3)] == ["q895", "q897", "q898"]
+        else:
+            assert next(history.iter_messages()).text == "q0"
+    body = [body for name, body in listener.sent if name == "find" and "SessionId" in body["filter"]][-1]
+    command = {k: body[k] for k in ("find", "filter", "sort", "limit") if k in body}
+    plan = collection.database.command("explain", command, verbosity="executionStats")
+    assert "SORT_MERGE" in json.dumps(plan["queryPlanner"]["winningPlan"])
+    assert plan["executionStats"]["totalDocsExamined"] <= body["limit"]
 
 
 def test_indexes(history: Any, collection: Any) -> None:

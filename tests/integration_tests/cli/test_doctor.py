@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from bson import ObjectId
 
 Memkit = Callable[..., Any]
 
@@ -95,3 +96,14 @@ def test_rows_of_the_peer(memkit: Memkit, peer: Any, client: Any, standalone: An
     assert checks[f"{database}.message_store"]["found"] == "4 documents: langchain-mongodb"
     assert peer.collection.index_information() == before
     assert client[database].list_collection_names() == ["message_store"]
+
+
+def test_sessions_that_are_no_texts(memkit: Memkit, peer: Any, client: Any, standalone: Any, database: str) -> None:
+    """It is said how many sessions have numbers and ObjectIds as ids, and how to name them; none is no line."""
+    subject = f"{database}.message_store: session ids"
+    assert subject not in looked_at(memkit, standalone.uri, "--database", database)[1]
+    rows = [{"SessionId": given, "History": "{}"} for given in (5, 5, 0.5, 2**40, ObjectId(), "6", None)]
+    client[database]["message_store"].insert_many(rows)
+    code, checks = looked_at(memkit, standalone.uri, "--database", database)
+    assert (code, checks[subject]["status"]) == (0, "ok")
+    assert checks[subject]["found"].startswith("4 sessions of langchain-mongodb have a number or an ObjectId as id")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, message_to_dict
 from langchain_mongodb.chat_message_histories import MongoDBChatMessageHistory as Peer
 from pymongo import MongoClient
@@ -71,6 +72,22 @@ def elsewhere(standalone: Any, database: str, **options: Any) -> Any:
 def shapes(history: Any) -> list[list[str]]:
     """The types of the messages, turn by turn."""
     return [[m.type for m in turn.messages] for turn in history.iter_turns()]
+
+
+def test_sessions_that_are_no_texts(standalone: Any, database: str, rows: Any, native: Any) -> None:
+    """Rows of langchain-mongodb under a number or an ObjectId move to the session str(id), once."""
+    given: list[Any] = [5, 0.5, ObjectId("65a1b2c3d4e5f60718293a4b")]
+    for session_id in given:
+        peer = Peer(standalone.uri, session_id, database)
+        peer.add_messages(exchange(str(session_id)))
+        peer.close()
+    for source in (rows, native):
+        with SQLiteChatMessageHistory.factory(":memory:") as histories:
+            for _ in range(2):
+                report = migrate(source, histories, user_id="u1", progress=False)
+                assert (report.sessions, report.skipped) == (3, [])
+            for name in map(str, given):
+                assert [m.content for m in histories(name, "u1").messages] == [m.content for m in exchange(name)]
 
 
 def test_from_the_peer_and_back(peer: Any, rows: Any, sqlite: Any, standalone: Any, database: str) -> None:
@@ -240,7 +257,8 @@ def test_broken_rows_are_reported(rows: Any, sqlite: Any, standalone: Any, datab
     assert [m.text for m in sqlite("s1").messages] == ["good", "old", "good"]
     assert sum("row " in line for line in report.skipped) == 2
     assert sum("session ''" in line or "\\x00" in line for line in report.skipped) == 2
-    assert report.messages == 3
+    assert [m.text for m in sqlite("7").messages] == ["good"]
+    assert report.messages == 4
 
 
 def test_native_turns_keep_their_names_and_dates(native: Any, sqlite: Any) -> None:
