@@ -31,10 +31,11 @@ UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers tha
 
 def check_kind(value: object, name: str, call: str) -> None:
     """Refuse a model as `retriever`, and a retriever as `llm`: both are runnables, so the mistake would be built."""
-    inner, wrong = value, {"retriever": (BaseLanguageModel, "model"), "llm": (BaseRetriever, "retriever")}
+    inner: Any = value
+    wrong = {"retriever": (BaseLanguageModel, "model"), "llm": (BaseRetriever, "retriever")}
     kind, what = wrong[name]
     while not isinstance(inner, kind) and isinstance(getattr(inner, "bound", None), Runnable):
-        inner = inner.bound  # type: ignore[attr-defined]  # as was just seen
+        inner = inner.bound
     if isinstance(inner, kind):
         msg = f"{name} is a {type(inner).__name__}, which is a {what}, so the two may be swapped: {call}"
         raise ConfigurationError(msg)
