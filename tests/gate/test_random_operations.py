@@ -1,9 +1,13 @@
-"""Processes do at random what apps do, are killed and stopped; the history of every session is checked."""
+"""Processes do at random what apps do, are killed and stopped; the history of every session is checked.
+
+More of it: `MEMKIT_STORM_OPERATIONS=10000 pytest -s tests/gate/test_random_operations.py -k storm`.
+"""
 # ruff: noqa: D102  # each faulty class says what its one method does
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sqlite3
 import time
@@ -25,7 +29,8 @@ from langchain_memkit.base import Turn
 from langchain_memkit.errors import HistoryWriteError, StaleTurnError
 
 SAID = re.compile("said-[a-z0-9]+-[a-z0-9]+")
-ENOUGH = 200_000  # bytes of journals, some 1,000 operations
+OPERATIONS = 1000
+BYTES = 210  # of the journals, for each operation
 NIGHTLY = 1200.0  # seconds for each kind of store
 WORKERS = 3
 KILLS = 3  # and as many that stop in the middle of an append
@@ -71,13 +76,14 @@ def test_histories_under_a_storm(
     storm = Storm(forks, system, place, folder, seed=24 if not nightly else time.time_ns(), server=server)
     storm.own.histories.setup()
     end = time.monotonic() + NIGHTLY
+    wanted = int(os.environ.get("MEMKIT_STORM_OPERATIONS", OPERATIONS))
 
     def enough() -> bool:
-        if nightly:
+        if nightly and wanted == OPERATIONS:
             return time.monotonic() > end
         stepped = server is None or storm.counts["stepped down"] > 0
         enough_kills = min(storm.counts["killed"], storm.counts["stopped in an append"]) >= KILLS
-        return storm.written > ENOUGH and enough_kills and stepped
+        return storm.written > wanted * BYTES and enough_kills and stepped
 
     storm.run(WORKERS, enough)
     if server is not None:

@@ -228,7 +228,7 @@ def _wrong_title(found: Operation, shown: str, those: Sequence[Operation], gone:
     may_erase = max((e.latest for e in gone if e.began < found.ended), default=-math.inf)
     over = [each for each in those if each.done and (each.ended or 0) < found.began and each.began > may_erase]
     which = next((each for each in those if each.tokens[0] == shown), None)
-    if which is None and over:
+    if which is None and any(each.ttl is None for each in over):
         yield "a title lost"
     if which is not None:
         if which.began > found.ended:

@@ -226,7 +226,7 @@ class Family:
         elif not found.is_found:
             self._accuse(found)
         elif stored is not None:
-            known = {token for each in self.operations for token in each.tokens}
+            known = {t for each in self.operations if each.kind in ("append", "edit") for t in each.tokens}
             stored = {name: stored.get(name, set()) & known for name in self.names}
             end = explain(self.steps, State(), after, lambda state: self._is_stored(state, stored))
             if not end.is_found:
