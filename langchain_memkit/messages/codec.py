@@ -173,7 +173,7 @@ def _without_odd(
         return kept, encode(kept, path), lost
     except MessageEncodeError:
         # each value for itself could be stored, but they make no valid message: none of them is kept
-        lost = [name for name, value in given.items() if value] + [*extra]
+        lost = [name for name, value in fields.items() if value] + [*extra]
         kept = _with_metadata(message, dict.fromkeys(given, NOTHING), {}, lost)
         return kept, encode(kept, path), lost
 
@@ -211,10 +211,10 @@ def _kept(
     found: Any = NOTHING
     is_endless = id(value) in above or len(above) > MAX_DEPTH
     if isinstance(value, dict) and not is_endless:
-        odd = [key for key in value if not is_exact({key: None}, len(above))]
-        lost += [f"{path}.keys()"] if odd else []
-        items = {key: within(item, f"[{key!r:.50}]") for key, item in value.items() if key not in odd}
-        found = {key: item for key, item in items.items() if item is not NOTHING}
+        named = [(key, item) for key, item in value.items() if is_exact({key: None}, len(above))]
+        lost += [f"{path}.keys()"] if len(named) < len(value) else []
+        items = [(key, within(item, f"[{key!r:.50}]")) for key, item in named]
+        found = {key: item for key, item in items if item is not NOTHING}
     elif isinstance(value, (list, tuple)) and not is_endless:
         listed = [within(item, f"[{i}]") for i, item in enumerate(value)]
         placed = [None if item is NOTHING else item for item in listed]

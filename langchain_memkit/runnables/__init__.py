@@ -248,8 +248,8 @@ def create_runnable_with_message_history(
         on_load_error: A memory cannot be loaded: `"report"` leaves it out of the turn, logs it and sends the event
             `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable. A `ConfigurationError` is raised.
         trace: Whether to store with each turn, in the same write, what its models were given: by message ids, with the
-            texts of system prompts alone (none if there is `before_save`), scores, tokens and times. Read it with
-            `explain_stored_turn`; needs a history of memkit with layout "turns".
+            texts of system prompts alone and the names of records (none of both if there is `before_save`), scores,
+            tokens and times. Read it with `explain_stored_turn`; needs a history of memkit with layout "turns".
 
     Returns:
         A runnable that takes the new input alone; an instance of LangChain's `RunnableWithMessageHistory` while core

@@ -41,6 +41,13 @@ class Rude:
     __hash__ = None  # type: ignore[assignment]  # on purpose
 
 
+class RudeKey(Rude):
+    """One that may be a key."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
 def looked(artifact: object) -> ToolMessage:
     """A tool's result."""
     return ToolMessage("ok", tool_call_id="c1", artifact=artifact)
@@ -63,6 +70,7 @@ def only(message: BaseMessage) -> tuple[Any, list[str]]:
         ((1, object()), (1, None), ["artifact[1]"]),
         ({"a": {"b": [{"c": Decimal(1), "d": 2}]}}, {"a": {"b": [{"d": 2}]}}, ["artifact['a']['b'][0]['c']"]),
         ({object(): 1, "a": 2}, {"a": 2}, ["artifact.keys()"]),
+        ({RudeKey(): 1, RudeKey(): 2, "a": 2}, {"a": 2}, ["artifact.keys()"]),
         (
             [Document("d", id="1", metadata={"s": np.float32(1)})],
             [Document("d", id="1")],
@@ -105,6 +113,8 @@ def test_fields() -> None:
     assert answer.usage_metadata is not None
     answer.usage_metadata["input_tokens"] = np.int64(7)  # type: ignore[typeddict-item]  # on purpose
     assert only(answer) == (AIMessage("x", response_metadata={LEFT_OUT: ["usage_metadata"]}), ["usage_metadata"])
+    answer.response_metadata = np.arange(3)  # type: ignore[assignment]  # on purpose
+    assert only(answer)[1] == ["response_metadata", "usage_metadata"]
     asked, told = only(HumanMessage("x", mood=object(), tone="calm"))  # type: ignore[call-arg]  # extra fields
     assert (asked.model_extra, told) == ({"tone": "calm"}, ["mood"])
     answer = AIMessage("x")
