@@ -350,6 +350,52 @@ def test_an_edit_during_a_fork(place: Place) -> None:
     assert each_command(place, try_at) == {}
 
 
+def test_an_edit_during_a_fork_of_a_part(place: Place) -> None:
+    """A fork up to a turn copies it, or says that it is not shown any more; it does not copy less."""
+
+    def try_at(n: int) -> object:
+        user = f"u{n}"
+        source = place.filled(user)
+
+        def edit() -> None:
+            place.others("source", user).edit(1, [HumanMessage("new"), AIMessage("re: new")])
+
+        error = place.meddling(lambda: source.fork("copy", at=2), {n: edit})
+        shown, left = texts(place.others("copy", user)), place.left(user, "copy")
+        wanted = [] if isinstance(error, HistoryConflictError) else BASE[:4]
+        return None if shown == left == wanted else [error, shown, left]
+
+    assert each_command(place, try_at) == {}
+
+
+@pytest.mark.parametrize("erase", ["clear", "purge"])
+@pytest.mark.parametrize("read", ["messages", "iter_messages", "stored_ids", "search_messages"])
+def test_an_erase_during_a_read(read: str, erase: str, place: Place) -> None:
+    """What is read was shown before or is shown after, or is a part of it; nothing that was replaced or taken back."""
+
+    def read_by(histories: Any, user: str) -> list[str]:
+        history = histories("source", user)
+        if read == "stored_ids":
+            return sorted(history.stored_ids(["q0", "q1", "q2", "q3", "q4"]))
+        if read == "search_messages":
+            return [found.excerpt for found in histories.search_messages(user, "secret")]
+        return [m.text for m in (history.messages if read == "messages" else history.iter_messages())]
+
+    def try_at(n: int) -> object:
+        user = f"u{n}"
+        source = place.filled(user)
+        source.edit(2, [HumanMessage("secret 3", id="q3"), AIMessage("noted")])
+        source.edit(4, [HumanMessage("secret 4", id="q4"), AIMessage("noted")])
+        source.undo_edit()
+        before = read_by(place.others, user)
+        erases = {"clear": place.others("source", user).clear, "purge": lambda: place.others.purge(user)}
+        found = list[str]()
+        place.meddling(lambda: found.extend(read_by(place.disturbed, user)), {n: erases[erase]})
+        return None if set(found) <= set(before) else found
+
+    assert each_command(place, try_at) == {}
+
+
 def test_a_clear_that_broke_off_forgets_ids(place: Place) -> None:
     """Messages that are not shown any more are not known by their ids: a turn that is sent again is stored whole."""
 
