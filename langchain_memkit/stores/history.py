@@ -339,6 +339,7 @@ class TurnStore(StoreBackend, ABC):
             Whether the new session holds these turns now; false, and nothing was changed, if it holds others.
 
         Raises:
+            HistoryConflictError: No turn is shown at the position `at`.
             StaleTurnError: A session was cleared, or the user purged, meanwhile; nothing is left of the copy.
         """
         raise self._lacks("can be neither edited nor forked", "edits and fork")
@@ -974,9 +975,7 @@ class TurnHistory(BaseChatMessageHistory):
         return await self._store.append(self._scope, bare, expected_seq, seen)
 
     def _not_shown(self, seq: int, **context: Any) -> HistoryConflictError:
-        why = "it was replaced, deleted or cleared, or there never was one"
-        msg = f"session {self.session_id!r} shows no turn at position {seq}: {why}. Read the session again"
-        return HistoryConflictError(msg, **context)
+        return history_rows.not_shown(self.session_id, seq, **context)
 
     def _too_busy(self, **context: Any) -> HistoryConflictError:
         msg = (

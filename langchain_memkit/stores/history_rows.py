@@ -360,6 +360,13 @@ def plan_append(
     return inserts, end.seq
 
 
+def not_shown(session_id: str, seq: int, **context: Any) -> errors.HistoryConflictError:
+    """Build the error for a position at which a session shows no turn."""
+    why = "it was replaced, deleted or cleared, or there never was one"
+    msg = f"session {session_id!r} shows no turn at position {seq}: {why}. Read the session again"
+    return errors.HistoryConflictError(msg, **context)
+
+
 def tombstone(seq: int) -> SessionHead:
     """Return the position, epoch and base of a tombstone at a position: it draws an epoch and voids what is older."""
     return SessionHead(seq, new_epoch(), seq)

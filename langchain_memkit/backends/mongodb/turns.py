@@ -308,7 +308,10 @@ class Fork:
         head = docs.head_of(there) or SessionHead(0, history_rows.new_epoch(), 0)
         is_first = self.ops is None
         if self.ops is None:
-            self.ops = await self.store.shown_ops(self.source, self.at)
+            shown = await self.store.shown_rows(self.source, self.at)
+            if self.at is not None and self.at not in [d["seq"] for d in shown[-1:]]:
+                raise history_rows.not_shown(self.source.session_id, self.at)
+            self.ops = [d["op"] for d in shown]
             self.epoch = head.epoch
         if head.last == "marker" and head.epoch != self.epoch:
             raise self._cleared(self.target)
@@ -317,9 +320,9 @@ class Fork:
             return await self._continue(head, [d for d in turns if d.get("epoch") == head.epoch])
         is_in_use = head.seq > 0 and head.last != "marker"
         if is_in_use or not self.ops:
-            shown = [d.get("op") for d in turns if d["seq"] > head.base]
+            held = [d.get("op") for d in turns if d["seq"] > head.base]
             # At a later look an earlier try of ours may be stored, and others may have gone on from there.
-            return shown == self.ops or (not is_first and shown[: len(self.ops)] == self.ops)
+            return held == self.ops or (not is_first and held[: len(self.ops)] == self.ops)
         if turns:  # a clear broke off before it had erased them, and they hold their ops
             await self.store.erase_before(self.target, head._replace(seq=head.base))
         if head.last == "marker" and not await self.store.renew(self.target, head, self.store.settings.timeout):
@@ -467,7 +470,11 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         at, end = after if isinstance(after, tuple) else (after, head.seq or history_rows.MOST)
         query = turns_filter(*scope, seq={"$gt": max(at or 0, base), "$lte": end})
         documents = await self.find(query, sort=[("seq", 1)], limit=limit)
-        edits = await self.edits(scope) if history_rows.was_edited(head.epoch) else []
+        edits: list[history_rows.Edit] = []
+        if history_rows.was_edited(head.epoch):
+            edits = await self.edits(scope)
+            # A clear may have erased edits before what they replaced. Its tombstone was there before that.
+            base = max(base, (docs.head_of(await self.read(self.newest(scope, "majority"))) or EMPTY).base)
         replaced = history_rows.ReplacedTurns(edit for edit in edits if edit.seq <= end)
         turns = list(self._live_turns(documents, base, self.settings.now(), replaced, hidden))
         return turns, (documents[-1]["seq"], end) if len(documents) == limit else None
@@ -701,13 +708,13 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         fields = ["op", "seq", "kind", "epoch", "base", "expiresAt", "isActive", "isDeleted", "replaces"]
         return await self.find(turns_filter(*scope), fields, sort=[("seq", -1)])
 
-    async def shown_ops(self, scope: SessionScope, at: int | None) -> list[str]:
-        """Return the ops of the turns that are shown, up to a position, oldest first."""
+    async def shown_rows(self, scope: SessionScope, at: int | None) -> list[BsonDict]:
+        """Return the turns that are shown, up to a position, oldest first and without their messages."""
         rows, now = await self.rows_of(scope), self.settings.now()
         base = (docs.head_of(rows) or EMPTY).base
         replaced = history_rows.ReplacedTurns(docs.edits_of(rows, base, now))
         shown = [d for d in rows[::-1] if is_live(d, base, now) and d["seq"] not in replaced]
-        return [d["op"] for d in shown if at is None or d["seq"] <= at]
+        return [d for d in shown if at is None or d["seq"] <= at]
 
     async def clear(self, scope: SessionScope) -> None:
         """Insert a tombstone, then erase everything before it; all of it is invisible at once."""

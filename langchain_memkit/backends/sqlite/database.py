@@ -434,10 +434,15 @@ class Transactions(StoreBackend):
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection to a read, whose errors become `HistoryReadError`."""
+        """Lend a connection for one look at the file, whatever others write; errors become `HistoryReadError`."""
         try:
             with self._database.connection() as connection:
-                yield connection
+                connection.execute("BEGIN")
+                try:
+                    yield connection
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
         except OverflowError as error:
             raise HistoryReadError("a number has more than the 64 bits that SQLite takes") from error
         except FAILURES as error:

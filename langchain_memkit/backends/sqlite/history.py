@@ -334,9 +334,12 @@ class SQLiteTurnStore(Transactions, TurnStore):
             self._expire(connection, target)
             base, ranges = (self._head(connection, scope) or EMPTY).base, self._ranges(connection, scope.user_id)
             given = self._parameters(scope, base=base, end=MOST if at is None else at, ranges=ranges)
-            copied = connection.execute(f"SELECT op FROM turns WHERE {COPIED} ORDER BY seq", given).fetchall()
+            found = connection.execute(f"SELECT seq, op FROM turns WHERE {COPIED} ORDER BY seq", given).fetchall()
+            if at is not None and at not in [row["seq"] for row in found[-1:]]:
+                raise history_rows.not_shown(scope.session_id, at)
+            copied = [row["op"] for row in found]
             query = f"SELECT op FROM turns WHERE {HERE} AND kind IN ('turn', 'undo') ORDER BY seq"
-            there = connection.execute(query, self._parameters(target)).fetchall()
+            there = [row["op"] for row in connection.execute(query, self._parameters(target))]
             if there or not copied:
                 return there == copied
             head = self._head(connection, target) or SessionHead(0, history_rows.new_epoch(), 0)
