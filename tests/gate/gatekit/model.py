@@ -91,14 +91,19 @@ class Moment(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of all sessions, and of the operations that are under way."""
+    """Of all sessions, and of the operations that are under way.
 
-    sessions: tuple[tuple[str, Session], ...] = ()  # by name
-    loaded: frozenset[tuple[str, int]] = frozenset()  # a guarded append with the epoch that it has loaded
-    taken: frozenset[tuple[str, tuple[str, ...], frozenset[str]]] = (
-        frozenset()
-    )  # a fork, what it took, after which purges
-    purged: frozenset[tuple[str, str]] = frozenset()  # a purge, and a session that it has reached
+    Attributes:
+        sessions: By name.
+        loaded: Guarded appends, each with the epoch that it has loaded.
+        taken: Forks, each with the turns that it has taken, and the purges that had reached the source before.
+        purged: Purges, each with a session that it has reached.
+    """
+
+    sessions: tuple[tuple[str, Session], ...] = ()
+    loaded: frozenset[tuple[str, int]] = frozenset()
+    taken: frozenset[tuple[str, tuple[str, ...], frozenset[str]]] = frozenset()
+    purged: frozenset[tuple[str, str]] = frozenset()
 
     def at(self, name: str) -> Session:
         """A session."""
@@ -114,24 +119,31 @@ def after(state: State, step: Step) -> list[State]:
     moment: Moment = step.what
     operation, session = moment.operation, state.at(moment.session)
     if operation.kind == "fork":
-        return _forked(state, moment, step)
+        return _forked(state, moment)
     if operation.kind == "read":
         return [state] if _fits(tuple(token for token, _ in operation.seen), session, moment) else []
     if moment.part == "load":
         return [state._replace(loaded=state.loaded | {(operation.id, session.epoch)})]
     if operation.guarded:
-        loaded = next((each for each in state.loaded if each[0] == operation.id), None)
-        is_stale = loaded is not None and loaded[1] != session.epoch
-        may_be_here = is_stale if operation.error == "StaleTurnError" else bool(operation.error) or not is_stale
-        if loaded is None or not may_be_here:
+        if not _may_be_told(state, moment):
             return []
-        state = state._replace(loaded=state.loaded - {loaded})
+        state = state._replace(loaded=frozenset(each for each in state.loaded if each[0] != operation.id))
     if step.is_certain and operation.error:
         return [state] if _is_refused_rightly(session, moment) else []
     made = [state.with_session(moment.session, each) for each in _changed(session, operation)]
     if operation.kind == "purge" and step.is_certain:
         made = [each._replace(purged=each.purged | {(operation.id, moment.session)}) for each in made]
     return made
+
+
+def _may_be_told(state: State, moment: Moment) -> bool:
+    """Whether a guarded append may have ended so here: if the epoch changed since it was loaded, it is refused."""
+    error = moment.operation.error
+    loaded = dict(state.loaded).get(moment.operation.id)
+    if loaded is None:
+        return False
+    is_stale = loaded != state.at(moment.session).epoch
+    return is_stale if error == "StaleTurnError" else bool(error) or not is_stale
 
 
 def _changed(session: Session, operation: Operation) -> list[Session]:
@@ -155,17 +167,18 @@ def _changed(session: Session, operation: Operation) -> list[Session]:
 
 def _is_refused_rightly(session: Session, moment: Moment) -> bool:
     """Whether an operation may be refused where a session is so."""
-    kind, error, [token] = moment.operation.kind, moment.operation.error, moment.operation.tokens
+    kind, error, [token] = moment.operation.kind, moment.operation.error, moment.operation.tokens or [""]
     if moment.is_excused:  # it was erased, and copied into the session again, to another position
         return True
     if kind == "edit" and error == "HistoryConflictError":
         return moment.operation.turn not in session.shown
     if kind == "edit":  # it was stored before, and taken back
         return token in session.tokens
-    return kind == "append" or token not in session.tokens
+    return kind not in ("delete", "restore") or token not in session.tokens
 
 
-def _forked(state: State, moment: Moment, step: Step) -> list[State]:
+def _forked(state: State, moment: Moment) -> list[State]:
+    """What a state may be after one moment of a fork."""
     fork, session = moment.operation, state.at(moment.session)
     if fork.error in REFUSED:
         is_taken = fork.error == "HistoryConflictError" and bool(session.rows)
