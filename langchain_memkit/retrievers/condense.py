@@ -32,8 +32,10 @@ UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers tha
 def check_kind(value: object, name: str, call: str) -> None:
     """Refuse a model as `retriever`, and a retriever as `llm`: both are runnables, so the mistake would be built."""
     inner: Any = value
-    wrong: dict[str, tuple[type[Any], str]]
-    wrong = {"retriever": (BaseLanguageModel, "model"), "llm": (BaseRetriever, "retriever")}
+    wrong: dict[str, tuple[type, str]] = {
+        "retriever": (BaseLanguageModel, "model"),
+        "llm": (BaseRetriever, "retriever"),
+    }
     kind, what = wrong[name]
     while not isinstance(inner, kind) and isinstance(getattr(inner, "bound", None), Runnable):
         inner = inner.bound

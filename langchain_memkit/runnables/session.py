@@ -30,7 +30,6 @@ from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.preprocessors.budget import budgets_of
 from langchain_memkit.preprocessors.trim import TrimPreprocessor
-from langchain_memkit.stores.history import HistoryFactory
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -136,10 +135,14 @@ def _mistaken(given: object) -> str:
 
 def check_runnable(runnable: object) -> None:
     """Refuse a factory of histories in place of the runnable, since it can be called like one."""
-    if isinstance(runnable, HistoryFactory):
+    if _makes_histories(runnable):
         line = "create_runnable_with_message_history(model, histories)"
         msg = f"the runnable is a {type(runnable).__name__}, which makes histories; it comes second: {line}"
         raise ConfigurationError(msg)
+
+
+def _makes_histories(value: object) -> bool:
+    return callable(value) and hasattr(value, "turn_store")
 
 
 def check_history(history: object) -> None:
@@ -153,7 +156,7 @@ def check_history(history: object) -> None:
     advice = "return a history of the session, as in SQLiteChatMessageHistory('chat.db', session_id)"
     if is_class:
         advice = "call it"
-    elif isinstance(history, HistoryFactory):
+    elif _makes_histories(history):
         advice = "call it, or give it as it is in place of the function"
     elif isinstance(history, Memory):
         advice = f"{advice}; memories go into memories="

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 from uuid import uuid4
 
 import pytest
@@ -95,7 +96,7 @@ def provoke(told_by: Callable[[BaseException], str], caplog: pytest.LogCaptureFi
     """Calls what fails, and searches all that is told of it; at the end, all that was logged."""
     secrets: set[str] = {SAID}
 
-    def call(function: Callable[[], Any], *pieces: str, name: str = "") -> None:
+    def call(function: Callable[[], Any], *pieces: str, name: str = "", wanted: str = "") -> None:
         secrets.update(pieces)
         try:
             result = function()
@@ -103,6 +104,7 @@ def provoke(told_by: Callable[[BaseException], str], caplog: pytest.LogCaptureFi
                 asyncio.run(result)
         except Exception as error:
             told = f"{told_by(error)}\n{error!r}"
+            assert wanted in told, told
             assert [secret for secret in (SAID, *pieces) if secret in told] == [], told
         else:
             pytest.fail(f"nothing was raised: {name}")
@@ -136,6 +138,14 @@ def test_passwords_that_are_not_encoded(password: str, provoke: Provoke, monkeyp
         done = CliRunner().invoke(app, words)
         assert done.exit_code in (1, 2, 3), done.output
         assert [piece for piece in pieces_of(password) if piece in done.output] == [], done.output
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_servers_that_are_down(i: int, provoke: Provoke) -> None:
+    """An encoded password is used, and the host that does not answer is named without it, by every door."""
+    for password in (PASSWORDS[0], PASSWORDS[-1]):
+        uri = f"mongodb://{USER}:{quote_plus(password)}@127.0.0.1:1/?serverSelectionTimeoutMS=50"
+        provoke(doors(uri)[i], *pieces_of(password), quote_plus(password), wanted="127.0.0.1:1")
 
 
 @pytest.mark.parametrize("password", PASSWORDS[::3])

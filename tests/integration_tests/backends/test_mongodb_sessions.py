@@ -183,3 +183,14 @@ def test_damaged_details_hide_nothing(histories: Any, collection: Any) -> None:
         assert [s.metadata for s in histories.list_sessions("u1", limit=2)] == [{}]
         assert histories.list_sessions("u1", where={"f": 1}) == []
     assert collection.count_documents({"kind": "turn", "messages": {"$size": 2}}) == 1
+
+
+def test_sessions_of_nobody_in_an_app_with_users(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A list without a user that finds none says once that users have some; with none anywhere it says nothing."""
+    assert histories.list_sessions() == []
+    histories("s1", "u1").add_messages(TURN)
+    assert len(histories.list_sessions("u1")) == 1
+    assert caplog.text == ""
+    assert [histories.list_sessions(), histories.list_sessions(limit=5)] == [[], []]
+    (record,) = caplog.records
+    assert "call list_sessions(user_id)" in record.getMessage()

@@ -43,7 +43,7 @@ def test_uris(uri: str, label: str, database: str) -> None:
         ("chat.db", {"given_database": "x"}, "no MongoDB"),
         ("postgresql://u:p@h/x", {"given_database": "x"}, "^h is no MongoDB"),
         ("postgresql://u:p/q@h/x", {"given_database": "x"}, "^the server is no MongoDB"),
-        ("mongodb://u:p/q@h/chat", {}, "^--from is not valid: percent-encode .* quote_plus"),
+        ("mongodb://u:p/q@h/chat", {}, "^--from is not valid: percent-encode .*quote_plus"),
     ],
 )
 def test_refused(where: str, names: dict[str, Any], match: str) -> None:
