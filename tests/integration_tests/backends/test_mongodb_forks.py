@@ -155,7 +155,8 @@ def test_a_fork_during_a_purge(copy: str, place: Place) -> None:
     assert each_command(place, try_at) == {}
 
 
-def test_a_fork_goes_on_amid_a_purge(place: Place, standalone: Any) -> None:
+@pytest.mark.parametrize("held", [False, True], ids=["a new session", "one that the purge has to erase"])
+def test_a_fork_goes_on_amid_a_purge(held: bool, place: Place, standalone: Any) -> None:
     """A fork stands at any of its commands, a purge begins and stands at any of its own, then both go on."""
     meddler, ends = Meddler(), [0]
     client: MongoClient[Any]
@@ -166,6 +167,8 @@ def test_a_fork_goes_on_amid_a_purge(place: Place, standalone: Any) -> None:
         def try_at(n: int, k: int) -> object:
             user = f"u{n}-{k}"
             source, stands, goes_on = place.filled(user), threading.Event(), threading.Event()
+            if held:
+                place.others("copy", user).add_user_message("secret of the copy")
 
             def wait() -> None:
                 stands.set()
