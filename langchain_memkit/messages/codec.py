@@ -154,6 +154,8 @@ def comes_back_equal(value: Any, depth: int = 0) -> bool:
     """Return whether a value, at a level within a field, would come back equal if it were stored."""
     if isinstance(value, float):
         return not math.isnan(value)  # without an error for each of many
+    if value is None or type(value) in (str, int, bool):
+        return True
     try:
         return bool(decode_value(encode_value(value, "", depth)) == value)
     except Exception:  # noqa: BLE001  # a value's own methods may raise anything
@@ -166,8 +168,9 @@ def _without_odd(
     """Return a message without the metadata that cannot be stored, encoded, with the paths of what is left out."""
     lost: list[str] = []
     given = {name: value for name in METADATA if (value := getattr(message, name, None)) is not None}
-    fields = {name: _kept(value, name, is_exact, lost) for name, value in given.items()}
-    extra = {name: _kept(value, name, is_exact, lost) for name, value in (message.__pydantic_extra__ or {}).items()}
+    fields = {name: _kept_field(value, name, is_exact, lost) for name, value in given.items()}
+    more = message.__pydantic_extra__ or {}
+    extra = {name: _kept_field(value, name, is_exact, lost) for name, value in more.items()}
     kept = _with_metadata(message, fields, extra, lost)
     try:
         return kept, encode(kept, path), lost
@@ -197,34 +200,41 @@ def _with_metadata(message: BaseMessage, fields: Encoded, extra: Encoded, lost: 
     return copied
 
 
+def _kept_field(value: Any, path: str, is_exact: Callable[[Any, int], bool], lost: list[str]) -> Any:
+    """Return what can be stored of a field, or `NOTHING`; the paths of what cannot are added to `lost`."""
+    if is_exact(value, 0):
+        return value
+    before = len(lost)
+    found = _kept(value, path, is_exact, lost)
+    if found is NOTHING or is_exact(found, 0):
+        return found
+    lost[before:] = [path]
+    return NOTHING
+
+
 def _kept(
     value: Any, path: str, is_exact: Callable[[Any, int], bool], lost: list[str], above: tuple[int, ...] = ()
 ) -> Any:
-    """Return what can be stored of a value, or `NOTHING`; the paths of what cannot are added to `lost`."""
-    if is_exact(value, len(above)):
-        return value
-    before = len(lost)
+    """Return what can be stored of a value within a field, looking at each leaf once; as `_kept_field` otherwise."""
 
     def within(item: Any, part: str) -> Any:
         return _kept(item, f"{path}{part}", is_exact, lost, (*above, id(value)))
 
-    found: Any = NOTHING
     is_endless = id(value) in above or len(above) > MAX_DEPTH
     if isinstance(value, dict) and not is_endless:
-        named = [(key, item) for key, item in value.items() if is_exact({key: None}, len(above))]
+        named = [(key, item) for key, item in value.items() if type(key) is str or is_exact({key: None}, len(above))]
         lost += [f"{path}.keys()"] if len(named) < len(value) else []
         items = [(key, within(item, f"[{key!r:.50}]")) for key, item in named]
-        found = {key: item for key, item in items if item is not NOTHING}
-    elif isinstance(value, (list, tuple)) and not is_endless:
+        return {key: item for key, item in items if item is not NOTHING}
+    if isinstance(value, (list, tuple)) and not is_endless:
         listed = [within(item, f"[{i}]") for i, item in enumerate(value)]
         placed = [None if item is NOTHING else item for item in listed]
-        found = tuple(placed) if isinstance(value, tuple) else placed
-    elif type(value) is Document:
+        return tuple(placed) if isinstance(value, tuple) else placed
+    if type(value) is Document and not is_endless:
         metadata = within(value.metadata, ".metadata")
-        found = Document(value.page_content, id=value.id, metadata={} if metadata is NOTHING else metadata)
-    if found is not NOTHING and is_exact(found, len(above)):
-        return found
-    del lost[before:]
+        return Document(value.page_content, id=value.id, metadata={} if metadata is NOTHING else metadata)
+    if is_exact(value, len(above)):
+        return value
     lost.append(path)
     return NOTHING
 

@@ -1070,7 +1070,8 @@ class TurnHistory(BaseChatMessageHistory):
         if at is not None and not await self._shown(check_size(at, "at", 1)):
             raise self._not_shown(at)
         if not await self._store.fork(self._scope, other.session_id, at):
-            msg = f"session {other.session_id!r} holds other turns: fork into a new one, or clear it first"
+            what = f"session {other.session_id!r} holds other turns, or others of a fork that broke off"
+            msg = f"{what}: fork into a new one, or clear it first"
             raise HistoryConflictError(msg)
 
     async def _view(

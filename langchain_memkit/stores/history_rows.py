@@ -444,10 +444,10 @@ def prepare_batch(
     named = with_ids(given)
     identified, encoded, left_out = leave_out(named)
     if left_out:
-        some = ", ".join(path[:200] for path in left_out[:3])
-        errors.logger.warning(
-            "left out of a turn, %d values of metadata that cannot be stored: %s", len(left_out), some
-        )
+        # the names of fields alone: keys may tell of the conversation
+        fields = sorted({path.split(".")[1].partition("[")[0] for path in left_out})
+        where = ", ".join(fields[:3])
+        errors.logger.warning("metadata that cannot be stored is left out of a turn: %d in %s", len(left_out), where)
         # a retry is compared with what is stored
         triples = zip(given, named, identified, strict=True)
         given = [old if new is whole else new.model_copy(update={"id": old.id}) for old, whole, new in triples]

@@ -163,8 +163,8 @@ class HistoryCases(SessionListContract, ChatMessageHistoryContract):
             given = {} if turn_id is None else {"turn_id": turn_id}
             begun = call(history, "append_turn", turn(), **given)
             assert [r.levelname for r in caplog.records] == ["WARNING"], name
-            for path in ("[0].additional_kwargs['deep'][0]['odd']", "[1].response_metadata['odd']", "[2].artifact"):
-                assert f"messages{path}" in caplog.text
+            # keys are not told, since they may tell of the conversation
+            assert "in additional_kwargs, artifact, response_metadata" in caplog.text
             again = make_history(f"s-{name}")
             assert call(again, "append_turn", turn(), **given) == begun
             asked, answered, looked = stored = call(again, "messages")

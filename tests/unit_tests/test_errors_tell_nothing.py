@@ -239,7 +239,7 @@ def test_input_and_output_of_chains(provoked: Provoked) -> None:
         odd = create_runnable_with_message_history(RunnableLambda(lambda _, output=output: output), histories)
         provoked(lambda odd=odd: odd.invoke(SAID, CONFIG))  # type: ignore[misc]  # as above
         provoked(lambda odd=odd: odd.ainvoke(SAID, CONFIG))  # type: ignore[misc]  # as above
-    odd_answer = AIMessage(SAID, additional_kwargs={"odd": object()})
+    odd_answer = AIMessage([{"type": "text", "text": SAID, "odd": object()}])
     odd = create_runnable_with_message_history(RunnableLambda(lambda _: odd_answer), histories)
     provoked(lambda: odd.invoke(SAID, CONFIG))
     provoked(lambda: list(odd.stream(SAID, CONFIG)))

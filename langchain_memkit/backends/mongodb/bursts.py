@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import Any
 
-from pymongo.errors import ServerSelectionTimeoutError
+from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from langchain_memkit._locks import ForkSafeLock
 
@@ -52,8 +52,8 @@ class CommandQueue:
             while not place.done():
                 with suppress(TimeoutError):
                     place.result(self._left(began, seconds))
-            yield self._begin(place, began, seconds)
-            self._answered = time.monotonic()
+            with self._noting():
+                yield self._begin(place, began, seconds)
         finally:
             self._leave(place)
 
@@ -64,10 +64,21 @@ class CommandQueue:
         try:
             while not place.done():
                 await asyncio.wait([asyncio.wrap_future(place)], timeout=self._left(began, seconds))
-            yield self._begin(place, began, seconds)
-            self._answered = time.monotonic()
+            with self._noting():
+                yield self._begin(place, began, seconds)
         finally:
             self._leave(place)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note when the server has answered a command; that it refuses one is an answer."""
+        try:
+            yield
+        except OperationFailure as error:
+            if not error.timeout:
+                self._answered = time.monotonic()
+            raise
+        self._answered = time.monotonic()
 
     def _take(self) -> Future[None]:
         """Return a future that is done when its place is free; whoever has it must leave, whatever happens."""

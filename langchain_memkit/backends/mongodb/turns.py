@@ -25,7 +25,7 @@ from langchain_memkit.backends.mongodb.clients import BsonDict
 from langchain_memkit.backends.mongodb.commands import Runner, Settings, batches, is_transient, next_try, text_of
 from langchain_memkit.backends.mongodb.documents import NO_TURNS, SHOWN, Kind, is_live, legacy_filter, turns_filter
 from langchain_memkit.base import EDITS, ListPosition, SessionHead, SessionInfo, Turn, same_conversation
-from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
+from langchain_memkit.errors import HistoryConflictError, HistoryReadError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import TurnStore
@@ -36,7 +36,7 @@ logger = logging.getLogger("langchain_memkit")
 
 MAX_SLICE = 1_000_000
 MANY = 10_000  # turns whose ends one command reads
-COPYING = "`fork` copies turns into this session and has not finished: call it again, or `clear` the session"
+COPYING = "a fork into this session has not finished: call `fork` of its source again, or `clear` this session"
 
 
 class LegacyPosition(NamedTuple):
@@ -103,7 +103,7 @@ class Append:
                 self.unknown = self.unknown or not isinstance(error, ServerSelectionTimeoutError)
                 self.look_up, self.limit, message, cause = True, self.limit * 2, text_of(error), error
             # A lost race for a position is over at once; an election or lost connection needs longer.
-            pause = next_try(self.deadline, 0.25 if cause else 0.02)
+            pause = next_try(self.deadline, 0.25 if cause or self.waits else 0.02)
             if pause is None:
                 raise self._failed(message, f" within {self.store.patience:g} s") from cause
             await pause
@@ -321,6 +321,8 @@ class Fork:
         is_in_use = head.seq > 0 and head.last != "marker"
         if is_in_use or not self.ops:
             held = [d.get("op") for d in turns if d["seq"] > head.base]
+            if held[: len(self.ops)] == self.ops:  # by a call that may have ended before this
+                await self._finish(head)
             # At a later look an earlier try of ours may be stored, and others may have gone on from there.
             return held == self.ops or (not is_first and held[: len(self.ops)] == self.ops)
         if turns:  # a clear broke off before it had erased them, and they hold their ops
@@ -356,10 +358,13 @@ class Fork:
                 base = head.base if head.seq == end else end
                 copies.append(_copy(by_op[op], self.target, head._replace(base=base)))
             await self.store.sent(methodcaller("insert_many", copies), begun=True)
-        # All is shown. The turns get their final base, which still counts when the last one has expired.
-        copied = turns_filter(*self.target, epoch={"$eq": head.epoch}, base={"$eq": end}, kind={"$nin": NO_TURNS})
-        await self.store.sent(lambda c: c.update_many(copied, {"$set": {"base": head.base}}), begun=True)
+        await self._finish(head)
         return True
+
+    async def _finish(self, head: SessionHead) -> None:
+        """Give the turns of a copy that is shown their final base, which counts when the last one has expired."""
+        copied = turns_filter(*self.target, epoch={"$eq": head.epoch}, base={"$gt": head.base}, kind={"$nin": NO_TURNS})
+        await self.store.sent(lambda c: c.update_many(copied, {"$set": {"base": head.base}}), begun=True)
 
     async def _give_up(self) -> None:
         """Erase what is copied, and say that the source was cleared; return if another call has finished the copy."""
@@ -375,8 +380,8 @@ class Fork:
         raise self._cleared(self.source)
 
     def _cleared(self, scope: SessionScope) -> StaleTurnError:
-        msg = f"session {scope.session_id!r} was cleared while it was copied: nothing of the copy is shown"
-        return StaleTurnError(msg)
+        what = f"session {scope.session_id!r} was cleared, or turns of it expired, during the fork"
+        return StaleTurnError(f"{what}: nothing of the copy is shown")
 
 
 def _copy(document: BsonDict, target: SessionScope, head: SessionHead) -> BsonDict:
@@ -701,7 +706,11 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Copy the turns that are shown into another session; nobody sees a part of it."""
         with self.writing():
             await self.ensure(again=True)
-            return await Fork(self, scope, SessionScope(scope.user_id, session_id), at).flow()
+            try:
+                return await Fork(self, scope, SessionScope(scope.user_id, session_id), at).flow()
+            except HistoryReadError as error:
+                msg = f"{error}. A part of the copy may be stored, which nobody sees: fork again to continue"
+                raise HistoryWriteError(msg, maybe_stored=True) from error
 
     async def rows_of(self, scope: SessionScope) -> list[BsonDict]:
         """Return what the documents of a session are, newest first, without their messages."""
@@ -742,8 +751,10 @@ class MongoTurnStore(Runner[Settings], TurnStore):
                 for scope in scopes:
                     heads[scope] = await self.tombstone(scope, "clear", begun=True)
             # A fork that listed its turns before the tombstone came there may go on above the one in its new session.
-            for mark in await self.find(docs.copies_of(user_id), ["session_id"]):
-                scope = SessionScope(user_id, mark["session_id"])
+            marked: list[BsonDict] = [{"$match": docs.copies_of(user_id)}, {"$project": {"session_id": 1}}]
+            copies: list[BsonDict] = await self.sent(lambda c: commands.rows_of(c.aggregate(marked)), begun=True)
+            for copy in copies:
+                scope = SessionScope(user_id, copy["session_id"])
                 heads[scope] = await self.tombstone(scope, "clear", begun=True)
             counts = [await self.erase_before(*pair) for pair in heads.items()]
         return {"sessions": sum(map(bool, counts)), "turns": sum(counts)}

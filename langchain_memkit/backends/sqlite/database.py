@@ -434,21 +434,30 @@ class Transactions(StoreBackend):
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection for one look at the file, whatever others write; errors become `HistoryReadError`."""
+        """Lend a connection to a read, whose errors become `HistoryReadError`."""
         try:
             with self._database.connection() as connection:
-                connection.execute("BEGIN")
-                try:
-                    yield connection
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
+                yield connection
         except OverflowError as error:
             raise HistoryReadError("a number has more than the 64 bits that SQLite takes") from error
         except FAILURES as error:
             raise HistoryReadError(
                 f"cannot read {self._database.path}: {explain_error(error, self._database.path)}"
             ) from error
+
+    @contextmanager
+    def _one_look(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection to several statements that see the file at one moment, whatever others write meanwhile.
+
+        Decode what they read afterwards: as long as it lasts, a clear cannot empty the log.
+        """
+        with self._reading() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
     async def _select(self, statement: str, **parameters: object) -> list[sqlite3.Row]:
         """Return the rows of a query, which may use the time as `:now`."""

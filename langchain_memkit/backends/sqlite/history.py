@@ -162,7 +162,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
-        with self._reading() as connection:
+        with self._one_look() as connection:
             # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
             after, end = after if isinstance(after, tuple) else (after or 0, self._end(connection, scope))
             begin = max(after, (self._head(connection, scope) or EMPTY).base)
@@ -170,14 +170,14 @@ class SQLiteTurnStore(Transactions, TurnStore):
             given = self._parameters(scope, after=begin, limit=limit, end=end)
             rows = check_owner(connection.execute(f"{query} ORDER BY seq LIMIT :limit", given), scope)
             replaced = history_rows.ReplacedTurns(edit for edit in self._edits(connection, scope) if edit.seq <= end)
-            shown = [row for row in rows if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)]
-            turns = [self._turn(row, replaced=replaced) for row in shown]
             is_full = len(rows) == limit
             # On the last page the gap behind the last row counts as well.
             seqs = [*([] if is_full else [MOST + 1]), *(row["seq"] for row in reversed(rows))]
             lost = [turn for turn in lost_turns(connection, scope, seqs, begin) if turn.seq not in replaced]
-            turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
-            return turns, (rows[-1]["seq"], end) if is_full else None
+        shown = [row for row in rows if is_turn(row, hidden) and (hidden or row["seq"] not in replaced)]
+        turns = [self._turn(row, replaced=replaced) for row in shown]
+        turns = sorted([*turns, *lost], key=lambda turn: turn.seq)
+        return turns, (rows[-1]["seq"], end) if is_full else None
 
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
         """Return those of the ids that belong to live messages of the session."""
@@ -185,7 +185,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             "SELECT DISTINCT message_id, seq FROM message_ids JOIN turns USING (user_id, session_id, seq)"
             f" WHERE {HERE} AND message_id IN (SELECT value FROM json_each(:ids)) AND {LIVE} AND NOT is_deleted"
         )
-        with self._reading() as connection:
+        with self._one_look() as connection:
             found = connection.execute(query, self._parameters(scope, ids=json.dumps(list(ids)))).fetchall()
             replaced = history_rows.ReplacedTurns(self._edits(connection, scope)) if found else ()
         return {name for name, seq in found if seq not in replaced} & set(ids)

@@ -135,7 +135,7 @@ def test_redacted(histories: Any) -> None:
         memories=[notes],
         before_save=lambda messages: [m.model_copy(update={"content": "***"}) for m in messages],
     )
-    chat.invoke({"input": "My code is 1234. What about the HIV test of Peter?"}, S1)
+    chat.invoke({"input": "My code is blue heron. What about the HIV test of Peter?"}, S1)
     (turn,) = histories("s1", "u1").iter_turns()
     assert turn.trace["calls"][0]["messages"]
     assert not any(message["text"] for message in turn.trace["shown"])
@@ -143,7 +143,7 @@ def test_redacted(histories: Any) -> None:
     stored = explain_stored_turn(histories("s1", "u1"))
     assert stored is not None
     assert [(r.about, r.source) for r in stored.recalled] == [("", "")]
-    for word in ("1234", "HIV", "Peter", "peter", "kind"):
+    for word in ("heron", "HIV", "Peter", "peter", "kind"):
         assert word not in json.dumps(turn.trace)
 
 
