@@ -667,28 +667,54 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         if self.layout != "turns" or await self._mixed(scope.user_id):
             return await super().update_session(scope, title, metadata, epoch)
         await self.ensure()
+        given = {name: value for name, value in (("title", title), ("metadata", metadata)) if value is not None}
+        deadline = clock() + self.patience
+        while True:
+            done = await self._store_details(scope, given, epoch)
+            if done is not None:
+                return done
+            wait = next_try(deadline, 0.02)
+            if wait is None:
+                msg = f"session {scope.session_id!r} was cleared each time that its title was stored. Call again."
+                raise HistoryWriteError(msg)
+            await wait
+
+    async def _store_details(self, scope: SessionScope, given: BsonDict, epoch: int | None) -> bool | None:
+        """Try once to store title and metadata; return None if that has to be tried again."""
         turn = await self._last_turn(scope)
         if turn is None or not same_conversation(epoch or 0, turn["epoch"]):
             return False
-        query, epoch = turns_filter(*scope, seq={"$eq": docs.DETAILS}), turn["epoch"]
         begin = turn["epoch"] >> EDITS << EDITS  # edits of the conversation change the last bits only
-        await self.delete_many({**query, "epoch": {"$not": {"$gte": begin, "$lt": begin + (1 << EDITS)}}})
-        given = {name: value for name, value in (("title", title), ("metadata", metadata)) if value is not None}
+        details = turns_filter(*scope, seq={"$eq": docs.DETAILS})
+        ours = {**details, "epoch": {"$gte": begin, "$lt": begin + (1 << EDITS)}}
         fresh: BsonDict = {"op": "session", "kind": "session", "v": FORMAT_VERSION, "title": "", "metadata": "{}"}
         made = {name: value for name, value in fresh.items() if name not in given}
         made["expiresAt"] = await self.server_now() + history_rows.MARKER_TTL
-        now = {"$set": {**given, "epoch": epoch}, "$setOnInsert": made}
-        await self.sent(lambda c: c.update_one(query, now, upsert=True), begun=True)
+        now = {"$set": {**given, "epoch": turn["epoch"]}, "$setOnInsert": made}
+        try:
+            await self.sent(lambda c: c.update_one(ours, now, upsert=True), begun=True)
+        except commands.DuplicateKey:
+            await self._drop_details(scope, details, turn["epoch"])
+            return None
         # A clear inserts its tombstone, then erases: it erased this document, or the tombstone is seen now. Until that
         # is known a new document expires, since this process may end here.
         again = await self._last_turn(scope)
-        ours = {**query, "epoch": {"$eq": epoch}}
         if again is None or not same_conversation(again["epoch"], turn["epoch"]):
             await self.delete_many(ours, begun=True)
             return False
         kept = {"$set": {"expiresAt": turn.get("expiresAt")}}  # no date: it stays
         await self.sent(lambda c: c.update_one(ours, kept), begun=True)
         return True
+
+    async def _drop_details(self, scope: SessionScope, details: BsonDict, epoch: int) -> None:
+        """Delete title and metadata of an earlier conversation of the session; those of a later one stay."""
+        found = await self.find(details, ["epoch"])
+        turn = await self._last_turn(scope)
+        # What was found before the session was seen in this conversation is not of a later one.
+        if turn is not None and same_conversation(turn["epoch"], epoch):
+            for document in found:
+                if not same_conversation(document.get("epoch"), epoch):
+                    await self.delete_many({**details, "epoch": {"$eq": document.get("epoch")}}, begun=True)
 
     async def _last_turn(self, scope: SessionScope) -> BsonDict | None:
         """Return epoch and expiry of the session's newest turn; None if it holds none."""
