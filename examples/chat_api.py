@@ -88,7 +88,7 @@ def told(error: Exception) -> tuple[int, str]:
     """Return status and text for an error. Only what memkit says of arguments goes out: others may tell too much."""
     if isinstance(error, errors.ConfigurationError):
         return 422, str(error)
-    if isinstance(error, errors.HistoryConflictError):
+    if isinstance(error, (errors.HistoryConflictError, errors.IdempotencyConflictError)):
         return 409, "The conversation has changed meanwhile: load it again."
     if isinstance(error, (errors.HistoryReadError, errors.HistoryWriteError)):
         return 503, "The conversation is not available at the moment."

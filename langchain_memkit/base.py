@@ -755,8 +755,15 @@ def hosts_of(address: str) -> str:
         ('db.example', 'the server')
     """
     before, _, rest = address.partition("://")[2].rpartition("@")
-    is_clear = {"@", "/", "?"}.isdisjoint(before)
-    return (rest.partition("?")[0].partition("/")[0] if is_clear else "") or "the server"
+    hosts = rest.partition("?")[0].partition("/")[0]
+    is_clear = {"@", "/", "?"}.isdisjoint(before) and _has_ports(hosts)
+    return (hosts if is_clear else "") or "the server"
+
+
+def _has_ports(hosts: str) -> bool:
+    """Return whether what follows a host is the number of a port, and not a password before a missing `@`."""
+    after = [host.rpartition("]")[2].partition(":") for host in hosts.split(",")]
+    return all(port.isdigit() for _, colon, port in after if colon)
 
 
 def check_address(address: str, name: str) -> None:
@@ -767,6 +774,8 @@ def check_address(address: str, name: str) -> None:
             f"{name} is not valid: percent-encode user name and password, in which @, :, / and ? cannot stand, with "
             "urllib.parse.quote_plus; elsewhere write %40 for an @"
         )
+    if not _has_ports(address.partition("://")[2].rpartition("@")[2].partition("?")[0].partition("/")[0]):
+        raise ConfigurationError(f"{name} is not valid: a port is no number; is the @ before the host missing?")
 
 
 def redact(text: str) -> str:

@@ -110,4 +110,4 @@ def test_save_that_fails(client: httpx.Client, tmp_path: Path) -> None:
     assert said.json() == {"answer": "You told me: My name is Nemo.", "stored": "no"}
     tokens = events(client.post("/stream/s1", params={"question": "What is my name?"}))
     assert "".join(data for name, data in tokens if name == "token") == "You told me: My name is Nemo."
-    assert tokens[-1][0] == "not_stored"
+    assert tokens[-1][0] == "error"
