@@ -656,8 +656,11 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool:
         """Set or remove the soft-delete flag of a turn, given by `op` or position; return whether it exists."""
-        which = "op" if isinstance(turn, str) else "seq"
-        query = {**turns_filter(*scope, kind={"$nin": NO_TURNS}), which: {"$eq": turn}}
+        # A turn before a tombstone is erased, although its document may be there for a moment.
+        base = (docs.head_of(await self.read(self.newest(scope))) or EMPTY).base
+        place = {"$gt": base, "$lte": history_rows.MOST}
+        which = {"op": {"$eq": turn}} if isinstance(turn, str) else {"seq": {**place, "$eq": turn}}
+        query = turns_filter(*scope, seq=place, kind={"$nin": NO_TURNS}) | which
         return bool((await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))).matched_count)
 
     async def update_session(

@@ -400,7 +400,7 @@ def test_an_erase_during_a_read(read: str, erase: str, place: Place) -> None:
 
 
 def test_a_clear_that_broke_off_forgets_ids(place: Place) -> None:
-    """Messages that are not shown any more are not known by their ids: a turn that is sent again is stored whole."""
+    """What is not shown any more is known by no id or position: a turn that is sent again is stored whole."""
 
     def try_at(n: int) -> object:
         user = f"u{n}"
@@ -410,12 +410,14 @@ def test_a_clear_that_broke_off_forgets_ids(place: Place) -> None:
             return None
         shown = texts(source)
         known = source.stored_ids(["q0", "a1", "q2"])
+        hidden = source.delete_turn(1), source.restore_turn(1)
         chat = create_runnable_with_message_history(lambda _: AIMessage("noted again"), place.others)
         chat.invoke([HumanMessage("secret 2", id="q2")], {"configurable": {"session_id": "source", "user_id": user}})
         again = texts(source)
-        erased = [[], set(), ["secret 2", "noted again"]]
-        kept = [BASE, {"q0", "a1", "q2"}, [*BASE, "noted again"]]
-        return None if [shown, known, again] in (erased, kept) else [shown, known, again]
+        erased = [[], set(), (False, False), ["secret 2", "noted again"]]
+        kept = [BASE, {"q0", "a1", "q2"}, (True, True), [*BASE, "noted again"]]
+        found = [shown, known, hidden, again]
+        return None if found in (erased, kept) else found
 
     assert each_command(place, try_at) == {}
 
