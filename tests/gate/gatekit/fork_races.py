@@ -40,6 +40,7 @@ KINDS = {  # what is called beside a fork of the source into the copy
     "edits": ("edit source", "undo source"),
     "purge": ("purge",),
     "purge and writers": ("purge", "append source", "append copy"),
+    "purge, and the copy is in use": ("purge",),
     "another fork": ("fork",),
     "another fork, and a writer": ("fork", "append source"),
 }
@@ -81,7 +82,7 @@ class Ran:
         """In words."""
         first = self.calls[0].began
         lines = [f"race {self.number}, {self.kind}: {'; '.join(self.wrong)}"]
-        for each in self.operations[BASE:]:
+        for each in (e for e in self.operations if not e.id.startswith("base")):
             when = f"{1000 * (each.began - first):.1f}-{1000 * ((each.ended or 0) - first):.1f} ms"
             said = " ".join([*each.tokens, *(token for token, _ in each.seen)])
             lines.append(f"{each.kind} {each.session} {each.into} {when} {said} {each.error} {each.text}")
@@ -218,6 +219,8 @@ class Lane:
         """One race, and what is wrong after it."""
         calls = planned(number, kind, self.chance)
         base = [next(tried(self.histories, number, Call("append", SOURCE, token), 0)) for token in base_of(number)]
+        if kind.endswith("in use"):
+            base.append(next(tried(self.histories, number, Call("append", COPY, f"said-{number}-c"), 0)))
         [_, second, *_] = self.histories(f"{SOURCE}{number}", user_of(number)).iter_turns()
         self.chance.shuffle(calls)
         at = time.monotonic() + LEAD

@@ -88,6 +88,7 @@ class Moment(NamedTuple):
     session: str
     part: str = ""  # "load", of a guarded append; "take", of a fork
     is_excused: bool = False  # another operation at the same time, or one that was killed, explains a refusal
+    flagged: frozenset[str] = frozenset()  # what was hidden or shown again while a read was under way
 
 
 class State(NamedTuple):
@@ -208,8 +209,12 @@ def _forked(state: State, moment: Moment) -> list[State]:
 
 
 def _fits(seen: tuple[str, ...], session: Session, moment: Moment) -> bool:
-    """Whether a read may have seen this; one beside an erase may have seen a part of what it erased."""
-    shown = session.shown
+    """Whether a read may have seen this.
+
+    One beside an erase may have seen a part of what was erased. One in several commands may see what is hidden, or
+    shown again, meanwhile, and not what was appended before that.
+    """
+    seen, shown = (tuple(t for t in tokens if t not in moment.flagged) for tokens in (seen, session.shown))
     if moment.is_excused:
         rest = iter(shown)
         return all(token in rest for token in seen)
@@ -222,6 +227,7 @@ class Family:
     def __init__(self, user: str, names: Sequence[str], operations: Sequence[Operation]) -> None:
         self.user, self.names, self.operations = user, names, operations
         self.changes = [each for each in operations if each.kind != "read"]
+        self.flags = [each for each in operations if each.kind in ("delete", "restore")]
         self.steps = [step for each in operations for step in self._steps_of(each)]
         self.wrong: list[tuple[str, Operation, str]] = []
 
@@ -257,7 +263,7 @@ class Family:
         end = each.ended if certain and each.ended is not None else math.inf
 
         def step(session: str, part: str = "", began: float = each.began) -> Step:
-            return Step(Moment(each, session, part, self._is_excused(each)), began, end, certain)
+            return Step(Moment(each, session, part, self._is_excused(each), self._flagged(each)), began, end, certain)
 
         if each.kind == "purge":
             return [step(name) for name in self.names]
@@ -282,6 +288,11 @@ class Family:
         if one.kind != "fork" or one.error == "StaleTurnError":
             return any(e.kind == "clear" and e.session in (one.session, one.into) for e in during)
         return any(one.into in (e.into, e.session) for e in during)
+
+    def _flagged(self, read: Operation) -> frozenset[str]:
+        """What was hidden, or shown again, in the session of a read while that was under way."""
+        flags = [e for e in self.flags if e.session == read.session and read.kind == "read"]
+        return frozenset(e.tokens[0] for e in flags if e.latest >= read.began and e.began <= read.latest)
 
     def _is_stored(self, state: State, stored: Mapping[str, set[str]]) -> bool:
         """Whether a state is what lies there; what a copy that was killed has left is erased by a clear of it."""

@@ -274,7 +274,8 @@ class Worker:
                 self._loaded(note)
                 return AIMessage(title)
 
-            self.histories.generate_title(session, RunnableLambda(model), user or None)
+            if self.histories.generate_title(session, RunnableLambda(model), user or None) != title:
+                note["error"] = "HistoryConflictError"  # it held no turns when they were read, so no model was asked
 
     @contextlib.contextmanager
     def _titled(self, where: tuple[str, str], **fields: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -134,8 +134,9 @@ def test_a_purge_during_a_fork(place: Place) -> None:
     assert each_command(place, try_at) == {}
 
 
+@pytest.mark.parametrize("is_in_use", [False, True], ids=["cleared", "in use"])
 @pytest.mark.parametrize("copy", ["a copy", "z copy"])
-def test_a_fork_during_a_purge(copy: str, place: Place) -> None:
+def test_a_fork_during_a_purge(copy: str, is_in_use: bool, place: Place) -> None:
     """Whenever a session is copied while its user is purged, nothing is left, whichever session comes first."""
 
     def try_at(n: int) -> object:
@@ -143,7 +144,8 @@ def test_a_fork_during_a_purge(copy: str, place: Place) -> None:
         place.filled(user)
         target = place.others(copy, user)
         target.add_user_message("before")
-        target.clear()
+        if not is_in_use:
+            target.clear()
 
         def fork() -> None:
             with suppress(MemkitError):
@@ -155,8 +157,8 @@ def test_a_fork_during_a_purge(copy: str, place: Place) -> None:
     assert each_command(place, try_at) == {}
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["a new session", "one that the purge has to erase"])
-def test_a_fork_goes_on_amid_a_purge(held: bool, place: Place, standalone: Any) -> None:
+@pytest.mark.parametrize("copy_is", ["new", "in use", "cleared meanwhile"])
+def test_a_fork_goes_on_amid_a_purge(copy_is: str, place: Place, standalone: Any) -> None:
     """A fork stands at any of its commands, a purge begins and stands at any of its own, then both go on."""
     meddler, ends = Meddler(), [0]
     client: MongoClient[Any]
@@ -167,8 +169,8 @@ def test_a_fork_goes_on_amid_a_purge(held: bool, place: Place, standalone: Any) 
         def try_at(n: int, k: int) -> object:
             user = f"u{n}-{k}"
             source, stands, goes_on = place.filled(user), threading.Event(), threading.Event()
-            if held:
-                place.others("copy", user).add_user_message("secret of the copy")
+            if copy_is == "in use":
+                place.others("a copy", user).add_user_message("secret of the copy")
 
             def wait() -> None:
                 stands.set()
@@ -185,9 +187,11 @@ def test_a_fork_goes_on_amid_a_purge(held: bool, place: Place, standalone: Any) 
             def begin() -> None:
                 thread.start()
                 assert stands.wait(60)
+                if copy_is == "cleared meanwhile":
+                    place.others("a copy", user).clear()
 
             try:
-                place.meddling(lambda: source.fork("copy"), {n: begin})
+                place.meddling(lambda: source.fork("a copy"), {n: begin})
             finally:
                 goes_on.set()
             if not place.reached:
@@ -418,6 +422,23 @@ def test_a_clear_that_broke_off_forgets_ids(place: Place) -> None:
         kept = [BASE, {"q0", "a1", "q2"}, (True, True), [*BASE, "noted again"]]
         found = [shown, known, hidden, again]
         return None if found in (erased, kept) else found
+
+    assert each_command(place, try_at) == {}
+
+
+def test_a_clear_that_broke_off_leaves_no_edit(place: Place) -> None:
+    """An edit that is not shown any more cannot be taken back."""
+
+    def try_at(n: int) -> object:
+        source = place.filled(f"u{n}")
+        source.edit(2, [HumanMessage("new"), AIMessage("re: new")])
+        place.meddling(source.clear, {n: kill})
+        if not place.reached:
+            return None
+        shown = texts(source)
+        is_undone = source.undo_edit()
+        again = texts(source)
+        return None if (is_undone, again) == ((True, BASE) if shown else (False, [])) else (is_undone, shown, again)
 
     assert each_command(place, try_at) == {}
 
