@@ -1570,20 +1570,24 @@ class HistoryFactory(ClosingMixin, Generic[H]):
     ) -> None:
         details = sessions.check_title(title), sessions.check_metadata(metadata)
         if not await self._store.update_session(scope, *details, epoch):
-            why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
-            raise ConfigurationError(f"session {scope.session_id!r} {why}")
+            raise self._holds_nothing(scope)
+
+    def _holds_nothing(self, scope: SessionScope) -> ConfigurationError:
+        why = "holds no turns, or was cleared meanwhile: title and metadata are stored after its first turn"
+        return ConfigurationError(f"session {scope.session_id!r} {why}")
 
     async def _title(self, session_id: str, llm: Any, user_id: str | None) -> str:
         scope = _scope(session_id, user_id)
         if not isinstance(llm, Runnable):
             raise ConfigurationError(f"llm must be a chat model or another runnable, not a {type(llm).__name__}")
         turns = await self._step(lambda: self._store.first_turns(scope))
-        title, epoch = "", turns[0].epoch if turns else None
-        if turns:
-            prompt = sessions.title_prompt(message for turn in turns for message in turn.messages)
-            answer = await model_call(llm, prompt, internal_call("memkit_title", "title"), None)
-            nothing = SessionInfo(session_id, 0, None, None)
-            title = sessions.title_in(answer_text(answer)) or sessions.describe_session(nothing, turns, None).title
+        if not turns:
+            raise self._holds_nothing(scope)
+        epoch = turns[0].epoch
+        prompt = sessions.title_prompt(message for turn in turns for message in turn.messages)
+        answer = await model_call(llm, prompt, internal_call("memkit_title", "title"), None)
+        nothing = SessionInfo(session_id, 0, None, None)
+        title = sessions.title_in(answer_text(answer)) or sessions.describe_session(nothing, turns, None).title
         # The model took its time: a title of turns that were cleared meanwhile is not stored.
         await self._step(lambda: self._update(scope, title, epoch=epoch))
         return title

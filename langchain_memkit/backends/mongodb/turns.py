@@ -477,9 +477,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         documents = await self.find(query, sort=[("seq", 1)], limit=limit)
         edits: list[history_rows.Edit] = []
         if history_rows.was_edited(head.epoch):
-            edits = await self.edits(scope)
-            # A clear may have erased edits before what they replaced. Its tombstone was there before that.
-            base = max(base, (docs.head_of(await self.read(self.newest(scope, "majority"))) or EMPTY).base)
+            edits, cleared = await self._edits(scope)
+            base = max(base, cleared)
         replaced = history_rows.ReplacedTurns(edit for edit in edits if edit.seq <= end)
         turns = list(self._live_turns(documents, base, self.settings.now(), replaced, hidden))
         return turns, (documents[-1]["seq"], end) if len(documents) == limit else None
@@ -493,8 +492,14 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def edits(self, scope: SessionScope) -> list[history_rows.Edit]:
         """Return the documents that replace others, newest first."""
+        return (await self._edits(scope))[0]
+
+    async def _edits(self, scope: SessionScope) -> tuple[list[history_rows.Edit], int]:
+        """Return the documents that replace others, and the position up to which the session is cleared."""
         found = await self.find({**turns_filter(*scope), **docs.EDITS}, ["seq", "replaces", "kind", "expiresAt"])
-        return docs.edits_of(found, 0, self.settings.now())
+        # A clear may erase edits before what they replaced, and later. Its tombstone is there before that.
+        base = (docs.head_of(await self.read(self.newest(scope, "majority"))) or EMPTY).base
+        return docs.edits_of(found, base, self.settings.now()), base
 
     async def _legacy_page(
         self, scope: SessionScope, at: LegacyPosition, direction: int, limit: int
