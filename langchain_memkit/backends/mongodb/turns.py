@@ -820,9 +820,9 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         turns = turns_filter(*scope, seq={"$gt": 0, "$lt": head.seq}, kind={"$nin": docs.MARKERS})
         deleted = await self.delete_many({**turns, **docs.STORED_LONG_AGO}, begun=True)
         recent = await self.sent(lambda c: c.update_many(turns, docs.voided(head.epoch)), begun=True)
-        # Documents with a damaged position: no reader shows them, but their content must go as well. An opening has
-        # none, and stays: the mark of a fork that is under way is in it.
+        # Documents with a damaged position: no reader shows them, but their content must go as well. The opening of a
+        # session that a fork may be copying into stays, since a purge has to see it.
         damaged = {"$exists": True, "$not": {"$gt": 0, "$lte": history_rows.MOST}}
-        rest = turns_filter(*scope, seq=damaged, kind={"$ne": "opening"})
+        rest = turns_filter(*scope, seq=damaged, isCopy={"$ne": True})
         await self.delete_many(rest, begun=True)
         return deleted + recent.modified_count
