@@ -226,7 +226,8 @@ def _kept(
         lost += [f"{path}.keys()"] if len(named) < len(value) else []
         items = [(key, within(item, f"[{key!r:.50}]")) for key, item in named]
         return {key: item for key, item in items if item is not NOTHING}
-    if isinstance(value, (list, tuple)) and not is_endless:
+    empty: Any = () if isinstance(value, tuple) else []
+    if isinstance(value, (list, tuple)) and not is_endless and is_exact(empty, len(above)):
         listed = [within(item, f"[{i}]") for i, item in enumerate(value)]
         placed = [None if item is NOTHING else item for item in listed]
         return tuple(placed) if isinstance(value, tuple) else placed

@@ -45,6 +45,8 @@ NO_TEXT = ("int", "long", "double", "objectId")
 """Types of session ids in langchain-mongodb's rows that are read by `str` of the id."""
 EDITS = {"replaces": {"$gt": 0}}
 """Filter for documents that replace others, which are few."""
+TOMBSTONES = {"op": {"$gte": "clear:", "$lt": "clear;"}}
+"""Filter for the tombstones of a session, which are few and expire; `op` is in an index."""
 OPENING = 0
 """Position of the document that opens a user's session; it is below the position of every turn."""
 IN_TWO_HOURS = {"$add": ["$$NOW", MARKER_TTL // timedelta(milliseconds=1)]}

@@ -528,22 +528,20 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return str(rows[0]["_id"]) if rows else None
 
     async def stored_ids(self, scope: SessionScope, ids: Sequence[str]) -> set[str]:
-        """Return which of the ids belong to live messages of the session: one query of two indexes."""
-        # what replaces others is read as well, since it may replace the messages
-        sought: list[BsonDict] = [{"messages.id": {"$in": [*ids]}}, *([docs.EDITS] if self.layout == "turns" else [])]
+        """Return which of the ids belong to live messages of the session: one query of three indexes."""
+        # What replaces others is read as well, since it may replace the messages, and so are tombstones: turns before
+        # them are void, also if they are not erased yet.
+        besides: list[BsonDict] = [docs.EDITS, docs.TOMBSTONES] if self.layout == "turns" else []
+        sought: list[BsonDict] = [{"messages.id": {"$in": [*ids]}}, *besides]
         either = [{**self.filter(scope), **one} for one in sought]
-        fields = ["messages.id", "kind", "seq", "isActive", "isDeleted", "expiresAt", "replaces"]
+        fields = ["messages.id", "kind", "seq", "base", "isActive", "isDeleted", "expiresAt", "replaces"]
         documents, now = await self.find({"$or": either}, fields), self.settings.now()
-        # an id that is no valid UTF-8 is stored as a dict
-        stored = {m.get("id") for d in documents for m in d.get("messages") or () if isinstance(m.get("id"), str)}
-        if not stored & set(ids):
-            return set()
-        # Turns before a tombstone are void, also if they are not erased yet.
-        base = (docs.head_of(await self.read(self.newest(scope))) or EMPTY).base
+        tombstones = [docs.position(d.get("base")) for d in documents if d.get("kind") in docs.MARKERS]
+        base = max(tombstones, default=0)
         replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
         shown = [d for d in documents if is_live(d, base, now) and d.get("seq") not in replaced]
         live = [m.get("id") for d in shown for m in d.get("messages") or ()]
-        return {i for i in ids if i in live}
+        return set(ids) & {i for i in live if isinstance(i, str)}  # an id that is no valid UTF-8 is stored as a dict
 
     async def sessions(self, user_id: str, *, hidden: bool = False) -> list[SessionInfo]:
         """Return the user's sessions, most recently used first; with `hidden`, soft-deleted turns count as well."""
