@@ -37,6 +37,8 @@ logger = logging.getLogger("langchain_memkit")
 MAX_SLICE = 1_000_000
 MANY = 10_000  # turns whose ends one command reads
 COPYING = "a fork into this session has not finished: call `fork` of its source again, or `clear` this session"
+UNCONFIRMED = "no majority has confirmed what another writer has put there"
+FASTER = "other writers were faster every time"
 
 
 class LegacyPosition(NamedTuple):
@@ -58,7 +60,7 @@ class Append:
     origin: ReadVersion = field(default_factory=ReadVersion)
     unknown: bool = False  # whether something may be stored already
     last: SessionHead = EMPTY  # the head after the last row that is stored
-    waits: bool = False  # whether a copy into the session was under way at the last look
+    waits: str = ""  # what the last try waited for: a copy into the session, or a majority
 
     def __post_init__(self) -> None:
         self.pending = list(enumerate(self.batch.rows))
@@ -92,7 +94,7 @@ class Append:
                     await self._insert()
                 if not self.pending:
                     return self.last
-                message = COPYING if self.waits else "other writers were faster every time"
+                message = self.waits or FASTER
             except PyMongoError as error:
                 if not is_transient(error):
                     if self._begun:
@@ -157,8 +159,9 @@ class Append:
 
     def _waits_for(self, head: SessionHead) -> bool:
         """Return, and note, whether turns are being copied into the session; a tombstone does not wait for them."""
-        self.waits = head.last == "copy" and self.kind == "turn"
-        return self.waits
+        copied = head.last == "copy" and self.kind == "turn"
+        self.waits = COPYING if copied else ""
+        return copied
 
     async def _insert(self) -> None:
         """Try once to insert the pending rows after the head. The head may be out of date: the unique index decides."""
@@ -175,6 +178,9 @@ class Append:
         if not head.seq:
             await store.ensure(again=True)
         await self._check(head)
+        if self.expected_seq not in (None, head.seq):
+            await self._conflict(head)
+            return
         if self.kind != "turn":
             await self._insert_tombstone(head)
             return
@@ -216,7 +222,7 @@ class Append:
                 await self._insert()
 
     async def _check(self, head: SessionHead) -> None:
-        """Raise if the turn may not be appended after this head: its session was erased, or is not where expected."""
+        """Raise if the turn may not be appended after this head, since its session was erased."""
         store, scope, origin = self.store, self.scope, self.origin
         # If the session is still in the epoch that the turn saw, no purge has reached it. Otherwise the purge tombstone
         # decides. The order matters: the opening document first, so that a purge that starts after our look-up finds
@@ -233,9 +239,18 @@ class Append:
             erased = "was cleared, or its user purged," if purged else "was cleared or edited"
             msg = f"session {scope.session_id!r} {erased} while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **context)
-        if self.expected_seq is not None and self.expected_seq != head.seq:
-            msg = f"expected the session at position {self.expected_seq}, it is at {head.seq}; read it again"
-            raise HistoryConflictError(msg, maybe_stored=self.unknown, **context)
+
+    async def _conflict(self, head: SessionHead) -> None:
+        """Raise, since the session is not where expected, unless no majority has what moved it on: then wait.
+
+        Who is refused reads the session again, by a majority, and must find there what was stored before it.
+        """
+        certain = docs.head_of(await self.store.command(self.store.newest(self.scope, "majority"), self._seconds))
+        if (certain or EMPTY).seq == self.expected_seq:
+            self.waits = UNCONFIRMED
+            return
+        msg = f"expected the session at position {self.expected_seq}, it is at {head.seq}; read it again"
+        raise HistoryConflictError(msg, maybe_stored=self.unknown, **self.batch.error_context)
 
     async def _insert_tombstone(self, head: SessionHead) -> None:
         """Try once to insert a tombstone after the head: an upsert, whose pipeline can read the server's clock."""

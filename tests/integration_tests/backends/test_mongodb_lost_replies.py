@@ -20,7 +20,7 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import AutoReconnect, OperationFailure, ServerSelectionTimeoutError
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.errors import HistoryWriteError
+from langchain_memkit.errors import HistoryConflictError, HistoryWriteError
 
 TURN = [HumanMessage("q"), AIMessage("a")]
 BEHIND = 0.7  # seconds; after 2 the primary would step down
@@ -127,6 +127,18 @@ def test_own_turn_is_no_conflict(history: Any, replica_set: Any, monkeypatch: py
     with secondaries_behind(replica_set):
         assert history.append_turn(TURN, turn_id="t1", expected_seq=1) == 2
     assert [m.text for m in history.messages] == ["before", "re: before", "q", "a"]
+
+
+@pytest.mark.parametrize("history", ["turns"], indirect=True)
+def test_a_conflict_can_be_read(history: Any, replica_set: Any) -> None:
+    """Who is refused since another turn came first finds that turn: the refusal waits until a majority has it."""
+    collection = history._store.collection(history._store.clients.sync()).with_options(write_concern=WriteConcern(1))
+    [before] = collection.find({"seq": 1})
+    with secondaries_behind(replica_set):
+        collection.insert_one({**before, "_id": "other", "op": "other", "seq": 2})
+        with pytest.raises(HistoryConflictError, match="it is at 2"):
+            history.append_turn(TURN, turn_id="t1", expected_seq=1)
+        assert [m.text for m in history.messages] == ["before", "re: before"] * 2
 
 
 def test_refused_after_a_lost_reply(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
