@@ -30,7 +30,7 @@ from langchain_memkit.errors import HistoryWriteError, StaleTurnError
 
 SAID = re.compile("said-[a-z0-9]+-[a-z0-9]+")
 OPERATIONS = 1000
-BYTES = 210  # of the journals, for each operation
+BYTES = 300  # of the journals, for each operation
 NIGHTLY = 1200.0  # seconds for each kind of store
 WORKERS = 3
 KILLS = 3  # and as many that stop in the middle of an append

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 S = TypeVar("S", bound=Hashable)
 
-MOST = 300_000  # states that a search looks at
+MOST = 3_000_000  # states that a search looks at, in half a gigabyte
 
 
 @dataclass(frozen=True)
