@@ -11,7 +11,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -399,6 +399,15 @@ class TurnContext:
         scale: Fraction of every budget that may be used: below 1 after the model said that the prompt was too long.
         used: Set by preprocessors: whether a smaller scale would change anything.
         reports: What each preprocessor did, by its name, for the trace of the turn.
+        beside: What else the model is given: system prompt, what the chain's prompt adds, documents.
+        schemas: The schemas of the tools that it is given, as JSON; None if they are not known.
+        excess: Tokens that a call of the same chain or agent held beyond what was known of it.
+        in_run: Whether preprocessors are given an agent's run so far (`asked`) together with the past.
+        settled: Whether the prompt was composed before, for an earlier call of the same turn: nothing is summarized
+            any more.
+        reader: Name of the agent's tool that reads a shortened tool result back; None if it has none.
+        compose_beside: Composes the past again, beside messages that a step of the chain adds to the call (the
+            documents of a RAG chain); a flow, or None outside of a chain of memkit.
     """
 
     asked: Sequence[BaseMessage] = ()
@@ -407,6 +416,13 @@ class TurnContext:
     scale: float = 1.0
     used: bool = False
     reports: dict[str, Any] = field(default_factory=dict)
+    beside: Sequence[BaseMessage] = ()
+    schemas: str | None = None
+    excess: int = 0
+    in_run: bool = False
+    settled: bool = False
+    reader: str | None = None
+    compose_beside: Callable[[Sequence[BaseMessage]], Awaitable[list[BaseMessage]]] | None = None
 
 
 class HistoryMessages(list[BaseMessage]):

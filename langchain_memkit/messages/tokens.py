@@ -375,12 +375,22 @@ def count_tool_tokens(
     tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], counter: TokenCounter | None = None
 ) -> int:
     """Estimate the tokens that tools add to each request: their schemas, as JSON in OpenAI's format."""
+    return count_schema_tokens(tool_schemas(tools), counter)
+
+
+def tool_schemas(tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool]) -> str:
+    """Return the schemas of tools as JSON in OpenAI's format; an empty text for no tools."""
     if not tools:
-        return 0
+        return ""
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
-    text = json.dumps(schemas, ensure_ascii=False, default=str)
-    count = counter or approximate_tokens
-    # Without the frame of the message, which the schemas do not have in a request.
-    return max(0, count([SystemMessage(text)]) - count([SystemMessage("")]))
+    return json.dumps(schemas, ensure_ascii=False, default=str)
+
+
+def count_schema_tokens(schemas: str, counter: TokenCounter | None = None) -> int:
+    """Count the tokens of the schemas of tools, without the frame of a message, which they do not have."""
+    if not schemas:
+        return 0
+    framed, empty = count_tokens([SystemMessage(schemas), SystemMessage("")], counter)
+    return max(0, framed - empty)

@@ -26,6 +26,7 @@ from langgraph.types import Command
 from langchain_memkit._sync import adrive, drive, shielded, warn_if_blocking
 from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.messages.tokens import tool_schemas
 from langchain_memkit.middleware import run as runs
 from langchain_memkit.middleware.run import HistoryState, Marker, Run, RunHandle, State, StepCalls, ids_of_call
 from langchain_memkit.middleware.tools import NO_USER, memory_tools
@@ -61,8 +62,10 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     Args:
         get_session_history: Returns the history of a session, as in `create_runnable_with_message_history`.
-        preprocessor: Messages in, messages out, applied to the past; the run's own messages share its budget. If they
-            alone outgrow it, the oldest whole tool groups are left out of the view, never the question.
+        max_tokens: What a call of the model may hold, as in `create_runnable_with_message_history`. In a run that
+            outgrows it old tool results are shown as one line each, before any call is left out.
+        preprocessor: Messages in, messages out: one of memkit's is given the past and the run so far, as is what is
+            piped with it; any other one the past.
         memories: Further memories for the model; loaded once in a run, before its first model call.
         tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
             first `KeyValueMemory.factory(store)` among `memories`.
@@ -88,14 +91,20 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     state_schema = HistoryState
 
     def __init__(
-        self, get_session_history: GetSessionHistory, *, tools: bool = False, **options: Unpack[TurnKeywords]
+        self,
+        get_session_history: GetSessionHistory,
+        *,
+        max_tokens: int | None = None,
+        tools: bool = False,
+        **options: Unpack[TurnKeywords],
     ) -> None:
         super().__init__()
         check_arguments(options, MessageHistoryMiddleware.__init__, TurnOptions)
-        self._options = TurnOptions(**options)
+        self._options = TurnOptions(max_tokens=max_tokens, **options)
         self.preprocessor = self._options.prompt.preprocessor
         self._turns = runs.AgentTurns(checked_function(get_session_history), self._options)
         self._calls: dict[str, StepCalls] = {}
+        self._schemas: tuple[list[Any], str] = [], ""
         self._needs_user = tools
         self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
 
@@ -114,10 +123,13 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         run = drive(self._run_of(request.state, request.runtime.context, config))
         try:
             with run.listening():
+                shown = drive(self._shown(run, request, config))
                 try:
-                    response = handler(drive(self._shown(run, request, config)))
+                    response = handler(shown)
                 except ContextOverflowError as error:
-                    response = handler(drive(self._shrunk(run, request, config, error)))
+                    shown = drive(self._shrunk(run, request, config, error))
+                    response = handler(shown)
+            drive(self._measured(run, shown))
         except BaseException as error:
             drive(self._broken(request, config, error, run))
             raise
@@ -131,10 +143,13 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         run = await adrive(self._run_of(request.state, request.runtime.context, config))
         try:
             with run.listening():
+                shown = await adrive(self._shown(run, request, config))
                 try:
-                    response = await handler(await adrive(self._shown(run, request, config)))
+                    response = await handler(shown)
                 except ContextOverflowError as error:
-                    response = await handler(await adrive(self._shrunk(run, request, config, error)))
+                    shown = await adrive(self._shrunk(run, request, config, error))
+                    response = await handler(shown)
+            await adrive(self._measured(run, shown))
         except BaseException as error:
             await shielded(partial(self._broken, request, config, error, run))
             raise
@@ -242,8 +257,27 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _shown(self, run: Run, request: Request, config: RunnableConfig) -> Request:
         self._calls_of(run.marker, new=True)
         given = convert_to_messages(request.messages)
+        context, prompt = run.context, self._options.prompt
+        context.beside = [] if request.system_message is None else [request.system_message]
+        context.schemas = self._schemas_of(request.tools)
+        if prompt.preprocessor is None:
+            prompt.measured.check_length(run.view.messages, request.model)
         messages: list[Any] = await self._turns.prompt(run, given, runs.messages_in(request.state), config)
         return request.override(messages=messages)
+
+    def _schemas_of(self, tools: Sequence[Any]) -> str:
+        """Return the schemas of an agent's tools, which are the same in nearly every call."""
+        known, schemas = self._schemas
+        if len(known) != len(tools) or any(a is not b for a, b in zip(known, tools, strict=True)):
+            schemas = tool_schemas(tools)
+            self._schemas = list(tools), schemas
+        return schemas
+
+    async def _measured(self, run: Run, shown: Request) -> None:
+        """Measure what the model really held: other middleware may have added to the request since."""
+        calls = run.recorder.answering_calls
+        if calls:
+            await self._options.prompt.measure(run.context, shown.messages, calls[-1])
 
     async def _shrunk(self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError) -> Request:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
@@ -16,7 +16,7 @@ from langchain_memkit.base import HistoryMessages, Messages, TokenCounter, Token
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages import tokens, trimming
 from langchain_memkit.messages.notes import fitting_records, is_note, note_message, records_of
-from langchain_memkit.messages.trimming import Size, find_cut_point, is_summary
+from langchain_memkit.messages.trimming import Size, is_summary
 
 T = TypeVar("T")
 
@@ -49,21 +49,29 @@ def token_sizes(messages: Messages, counter: TokenCounter) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Token budget of a model's input."""
+    """Token budget of one call of a model: of all that it is given, and of the answer."""
 
     max_tokens: int  # the whole budget, as `counter` counts; in messages if that is `len`
-    reserved: int  # tokens reserved for the answer and the schemas of tools
+    reserve_tokens: int  # for the answer, and for what nobody can know
+    tool_tokens: int  # the schemas of tools that were named beforehand
     counter: TokenCounter
 
     @classmethod
     def of(cls, max_tokens: int, counter: TokenCounterLike, reserve_tokens: int, tools: Sequence[Any] | None) -> Budget:
         """Validate the arguments of a preprocessor."""
         counted = tokens.resolve_counter(counter)
-        reserved = base.check_size(reserve_tokens, "reserve_tokens", 0) + tokens.count_tool_tokens(tools or (), counted)
-        if base.check_size(max_tokens, "max_tokens", 1) <= reserved:
-            msg = f"max_tokens={max_tokens} leaves nothing: reserve_tokens and the schemas of tools take {reserved}"
-            raise ConfigurationError(msg)
-        return cls(max_tokens, reserved, counted)
+        tool_tokens = tokens.count_tool_tokens(tools or (), counted)
+        base.check_size(reserve_tokens, "reserve_tokens", 0)
+        made = cls(base.check_size(max_tokens, "max_tokens", 1), reserve_tokens, tool_tokens, counted)
+        if max_tokens <= made.reserved:
+            taken = f"reserve_tokens and the schemas of tools take {made.reserved}"
+            raise ConfigurationError(f"max_tokens={max_tokens} leaves nothing: {taken}")
+        return made
+
+    @property
+    def reserved(self) -> int:
+        """Return the tokens that are reserved whatever a call holds."""
+        return self.reserve_tokens + self.tool_tokens
 
     @property
     def counts_messages(self) -> bool:
@@ -78,9 +86,25 @@ class Budget:
         """Make a step of a function that counts tokens; async, a custom counter runs in a thread: it may do I/O."""
         return cpu_bound(function, long=not (self.counts_messages or self.counter is tokens.approximate_tokens))
 
-    def usable(self, scale: float = 1.0) -> int:
-        """Return the tokens for everything but the answer and the schemas of tools; `scale` is the share to use."""
-        return int((self.max_tokens - self.reserved) * scale)
+    def beside(self, context: TurnContext) -> int:
+        """Return the tokens of what the model is given beside history, notes and input, as far as it is known.
+
+        That is the system prompt and what else a prompt adds, documents, the schemas of tools, and what an earlier
+        call held beyond that.
+        """
+        if self.counts_messages:  # "the last two messages" means two of the history
+            return 0
+        if context.schemas is None:
+            schemas = self.tool_tokens
+        else:
+            schemas = tokens.count_schema_tokens(context.schemas, self.counter)
+        return schemas + self.tokens(context.beside) + context.excess
+
+    def usable(self, context: TurnContext) -> int:
+        """Return the tokens for history, notes and input; negative if the rest of the call is too long by itself."""
+        if self.counts_messages:
+            return int((self.max_tokens - self.reserved) * context.scale)
+        return int((self.max_tokens - self.reserve_tokens - self.beside(context)) * context.scale)
 
     def room(
         self, config: RunnableConfig | None, given: Messages, follows: Messages, notes: Messages = ()
@@ -88,20 +112,17 @@ class Budget:
         """Return the tokens left for what a preprocessor is given, beside notes and the new input that follows it.
 
         They are negative if these alone are too long. The second number tells how many tokens more there are for what
-        must be kept: those that were set aside for notes (the turn's, and the given `notes`), and those of a run's
-        tool calls whose results the model has seen.
+        must be kept: those that were set aside for notes, the turn's and the given `notes`.
         """
         context = turn_context(config)
         context.used = True
-        room = self.usable(context.scale)
-        if self.counts_messages:  # "the last two messages" means two of the history: the new input does not count
+        room = self.usable(context)
+        if self.counts_messages:
             return room, 0
-        lead = input_length(follows)
-        last = max([lead, *trimming.group_starts(follows)[-1:]])
-        room -= self.tokens(follows[:lead])
+        room -= self.tokens(follows)
         beside = list({note.id: note for note in (*context.notes, *notes)}.values())
-        spare = self.room_for_notes(beside, room, given, in_run=lead < len(follows)) + self.tokens(follows[lead:last])
-        return room - spare - self.tokens(follows[last:]), spare
+        spare = self.room_for_notes(beside, room, given, in_run=context.in_run)
+        return room - spare, spare
 
     def room_for_notes(self, notes: Messages, room: int, dialogue: Messages, *, in_run: bool) -> int:
         """Return how many of the tokens that the new input leaves are set aside for notes.
@@ -115,16 +136,19 @@ class Budget:
         free = max(room - self.tokens(dialogue[:lead]), 0)
         starts = [] if in_run else trimming.turn_starts(dialogue[lead:])
         newest = self.tokens(dialogue[lead + starts[-1] :]) if starts else 0
-        return min(self.tokens(notes), free - max(free // 2, newest if newest <= free else 0))
+        least = max(free // 2, newest if newest <= free else 0)
+        return min(self.tokens(notes), free - least)
 
-    def fit_note(self, note: BaseMessage | None, shown: Messages, scale: float, lines: list[str]) -> BaseMessage | None:
+    def fit_note(
+        self, note: BaseMessage | None, shown: Messages, context: TurnContext, lines: list[str]
+    ) -> BaseMessage | None:
         """Return a note with those of its records that fit beside the `shown` messages; None if it has none.
 
         `lines` receives a line that tells how many were left out.
         """
         if note is None or self.counts_messages:
             return note
-        left = self.usable(scale) - self.tokens(shown)
+        left = self.usable(context) - self.tokens(shown)
         if self.tokens([note]) <= left:
             return note
         records = records_of(note)
@@ -133,16 +157,15 @@ class Budget:
         lines.append(f"{number:,} of {len(records):,} recalled records do not fit into the budget and are left out")
         return note_message(kept) if kept else None
 
-    def fit_run(self, own: list[BaseMessage], past: Messages, notes: Messages, scale: float) -> list[BaseMessage]:
-        """Trim an agent's run to `scale` of the budget: drop the oldest tool groups of its loop, not its input."""
-        lead = input_length(own)
-        if self.counts_messages or lead == len(own):
-            return own
-        size = token_sizes(own, self.counter)
-        room = self.usable(scale) - sum(map(size, range(lead)))
-        room -= self.room_for_notes(notes, room, past, in_run=True) + self.tokens(past)
-        start, task, _ = find_cut_point(own, size, room, lead=lead)
-        return [*own[:lead], *(own[task : task + 1] if task is not None else ()), *own[start:]]
+    def claim(self, sizes: Sequence[int], room: int, *, steps: int = 5) -> int:
+        """Return how many tokens of `room` an agent's run claims before the past gets any.
+
+        They grow in steps of a fifth of the room, so that the past is cut at most five times while a run grows, and
+        what a provider has cached of the prompt stays valid in between.
+        """
+        step = max(room // steps, 1)
+        claimed = -(-sum(sizes) // step) * step
+        return min(claimed, max(room, 0))
 
     def window(self, config: RunnableConfig | None) -> Window:
         """Return the part of the history to read: the newest rows that fill the budget."""
@@ -156,9 +179,12 @@ def budgets_of(preprocessor: object) -> list[Budget]:
     return [step.budget for step in steps if isinstance(getattr(step, "budget", None), Budget)]
 
 
-def input_length(messages: Messages) -> int:
-    """Return the number of messages before the first answer: a run's input, which its loop of tool calls follows."""
-    return next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
+def parts_of_run(messages: Messages, own: Messages) -> tuple[list[BaseMessage], list[BaseMessage]]:
+    """Split messages in two: what came before an agent's run, and the run, which begins at the first of its `own`."""
+    ids = {message.id for message in own if message.id}
+    same = {id(message) for message in own}
+    start = next((i for i, m in enumerate(messages) if m.id in ids or id(m) in same), len(messages))
+    return list(messages[:start]), list(messages[start:])
 
 
 def new_input(config: RunnableConfig | None, given: Messages) -> list[BaseMessage]:
@@ -190,6 +216,10 @@ class ContextReport:
     given: list[BaseMessage]
     recalled: Messages  # notes that stood among the given messages
     spare: int  # tokens more that there are for what must be kept
+    reserved: int  # tokens for the answer, and for tools that were only named beforehand
+    beside: int  # tokens of what else the model is given, as far as that is known
+    claimed: int  # tokens that an agent's run claims
+    shortened: int = 0  # tool results that are shown in fewer tokens
     kept: Messages = ()  # the messages that it returned
     summarized: int = 0  # messages that the summary covers, including those of earlier turns
     covered: Messages = ()  # those of `given` that the summary covers
@@ -209,10 +239,12 @@ class ContextReport:
             "preprocessor": self.preprocessor,
             "max_tokens": self.budget.max_tokens,
             "room": self.room,
-            "reserved": self.budget.reserved,
+            "reserved": self.reserved,
+            "beside": self.beside,
             "tokens": parts,
             "kept": len(self.kept),
             "dropped": len(dropped),
+            "shortened": self.shortened,
             "summarized": self.summarized,
             "kept_ids": [m.id for m in self.kept],
             "dropped_ids": dropped,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias, get_args
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_memkit._sync import adrive, drive, event
-from langchain_memkit.base import CONTEXT, Messages, TokenCounter, TokenCounterLike, Window, check_one_of
+from langchain_memkit.base import CONTEXT, Messages, TokenCounter, TokenCounterLike, TurnContext, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.messages import trimming
+from langchain_memkit.messages import tokens, trimming
+from langchain_memkit.messages.results import SHORTENED, ResultShortener, fit_loop
 from langchain_memkit.messages.trimming import Kinds, MessageType, is_note, is_summary, leading_system_count
 from langchain_memkit.preprocessors import budget as budgets
 
@@ -67,28 +69,33 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     async def _applied(self, value: object, config: RunnableConfig) -> list[BaseMessage]:
         messages, budget = budgets.as_messages(value), self.budget
-        # Nothing follows a prompt.
-        follows = [] if isinstance(value, PromptValue) else budgets.new_input(config, messages)
+        context = budgets.turn_context(config)
+        own: list[BaseMessage] = []
+        if context.in_run:
+            messages, own = self._parts(messages, context)
+        # Nothing follows a prompt, and nothing follows an agent's run.
+        is_whole = isinstance(value, PromptValue) or context.in_run
+        follows = [] if is_whole else budgets.new_input(config, messages)
         # Notes are no dialogue. They are searched for in the newest messages only, since the list may be long.
         newest = range(max(len(messages) - 500, 0), len(messages))
         places = [] if budget.counts_messages else [i for i in newest if is_note(messages[i])]
         notes = [messages[i] for i in places]
         given = [m for i, m in enumerate(messages) if i not in places] if places else messages
-        room, spare = await budget.counting(lambda: budget.room(config, given, follows, notes))
-        report = budgets.ContextReport(str(self.name), budget, room, given, notes, spare)
-        view = await self._view(report, follows, config)
+        report = await budget.counting(lambda: self._report(config, given, own, follows, notes))
+        view = await self._view(report, own or follows, config)
 
         def fit() -> list[BaseMessage]:
-            kept = self.trim(view, report.room, follows, report.spare)
+            kept = self._fitted(view, own, follows, report, context.reader)
             for place, note in zip(places, notes, strict=True):  # back, with those of their records that fit
                 before = {id(m) for m in messages[:place]}
                 after = max((i for i, m in enumerate(kept, 1) if id(m) in before), default=leading_system_count(kept))
-                fitting = budget.fit_note(note, [*kept, *follows], context.scale, report.notes)
+                fitting = budget.fit_note(note, [*kept, *follows], context, report.notes)
                 kept = [*kept[:after], *([fitting] if fitting else ()), *kept[after:]]
             return kept
 
-        context = budgets.turn_context(config)
-        report.kept = await budget.counting(fit)
+        shown = await budget.counting(fit)
+        report.kept = budgets.parts_of_run(shown, own)[0] if own else shown
+        report.shortened = sum(m.response_metadata.get(trimming.STATUS) == SHORTENED for m in shown)
         if report.summarized and not any(map(is_summary, report.kept)):
             report.notes.append("the summary does not fit and is left out")
         context.reports[report.preprocessor] = report
@@ -98,7 +105,40 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         in_turn = CONTEXT in (config.get("configurable") or {})
         if any(not (in_turn and getattr(handler, "finds_reports", False)) for handler in handlers):
             await event(config, budgets.EVENT, await budget.counting(report.event))
-        return list(report.kept)
+        return list(shown)
+
+    def _parts(self, messages: list[BaseMessage], context: TurnContext) -> tuple[Any, list[BaseMessage]]:
+        """Split what an agent's call is given into the past, as it was read if it is unchanged, and the run so far."""
+        past, own = budgets.parts_of_run(messages, context.asked)
+        read = context.past
+        is_unchanged = len(past) == len(read) and all(a is b for a, b in zip(past, read, strict=True))
+        return (read if is_unchanged else past), own
+
+    def _report(
+        self,
+        config: RunnableConfig,
+        given: list[BaseMessage],
+        own: Messages,
+        follows: Messages,
+        notes: list[BaseMessage],
+    ) -> budgets.ContextReport:
+        """Measure the room that there is, before anything is left out."""
+        budget, context = self.budget, budgets.turn_context(config)
+        room, spare = budget.room(config, given, follows, notes)
+        claimed = 0
+        if own and not budget.counts_messages:
+            claimed = budget.claim(tokens.count_tokens(own, budget.counter), room)
+        return budgets.ContextReport(
+            preprocessor=str(self.name),
+            budget=budget,
+            room=room - claimed,
+            given=given,
+            recalled=notes,
+            spare=spare,
+            reserved=budget.reserved if context.schemas is None else budget.reserve_tokens,
+            beside=budget.beside(context),
+            claimed=claimed,
+        )
 
     async def _view(
         self, report: budgets.ContextReport, follows: Messages, config: RunnableConfig
@@ -106,13 +146,33 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         """Return the messages to trim: the given ones."""
         return report.given
 
+    def _fitted(
+        self,
+        view: Messages,
+        own: list[BaseMessage],
+        follows: Messages,
+        report: budgets.ContextReport,
+        reader: str | None,
+    ) -> list[BaseMessage]:
+        if not own:
+            return self.trim(view, report.room, follows, report.spare)
+        if self.budget.counts_messages:
+            return [*self.trim(view, report.room, own, report.spare), *own]
+        return self._trim_run(view, own, report.room + report.claimed, report.spare, reader)
+
     def trim(self, messages: Messages, room: int, follows: Messages = (), spare: int = 0) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         `follows` is what will come after them: a new question (then none of `messages` must be kept) or tool results
-        (then their calls must be kept). What must be kept may use `spare` tokens more, which notes and an agent's run
-        then have to give up.
+        (then their calls must be kept). What must be kept may use `spare` tokens more, which notes then have to give
+        up.
         """
+        is_loop = not follows and bool(messages) and isinstance(messages[-1], trimming.RESULTS)
+        if is_loop and not self.budget.counts_messages:
+            question = max((i for i, m in enumerate(messages) if isinstance(m, HumanMessage)), default=None)
+            run = [] if question is None else trimming.whole_tool_groups(messages[question:])
+            if run and isinstance(run[-1], trimming.RESULTS):
+                return self._trim_run(messages[:question], run, room, spare, None)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
         if not answers:
@@ -122,14 +182,46 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
+    def _trim_run(
+        self, past: Messages, own: list[BaseMessage], room: int, spare: int, reader: str | None
+    ) -> list[BaseMessage]:
+        """Return what fits of the past, and the run after it, whose loop is shortened if it outgrows the room."""
+        budget = self.budget
+        sizes = tokens.count_tokens(own, budget.counter)
+        lead = leading_system_count(past) if self._include_system else 0
+        free = room - budget.tokens(past[:lead])
+        shown = fit_loop(own, sizes, free, ResultShortener(budget.counter, reader))
+        has_loop = any(isinstance(message, AIMessage) for message in own)
+        claimed = budget.claim(sizes, room) if has_loop else sum(sizes)
+        left = room - claimed
+        spare += claimed - budget.tokens(shown)
+        kept = self.trim(past, left, shown, spare) if past else []
+        taken = budget.tokens(kept) + budget.tokens(shown)
+        if self._on_overflow == "raise" and taken > room + spare:
+            raise self._too_large(taken, room + spare)
+        return [*kept, *shown]
+
     def _trim(self, messages: Messages, room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
-        size = budgets.token_sizes(messages, self.budget.counter)
+        budget = self.budget
+        size = cache(budgets.token_sizes(messages, budget.counter))
         lead = leading_system_count(messages) if self._include_system else 0
-        fixed = sum(map(size, range(lead)))
-        start, task, fits = trimming.find_cut_point(messages, size, room - fixed, lead=lead, start_on=self._start_on)
+        left = room - sum(map(size, range(lead)))
+        cut = trimming.find_cut_point(messages, size, left, lead=lead, start_on=self._start_on)
+        shown = messages
+        if cut.start > lead and not budget.counts_messages:
+            # Tool results give way before turns do. Those at the end the model is yet to see.
+            unseen = trimming.trailing_results(messages, lead)
+            results = ResultShortener(budget.counter)
+
+            def line(i: int) -> tuple[BaseMessage, int]:
+                return (messages[i], size(i)) if i >= unseen else results.line(messages[i], size(i))
+
+            cut = trimming.find_cut_point(messages, lambda i: line(i)[1], left, lead=lead, start_on=self._start_on)
+            shown = [*messages[: cut.start], *(line(i)[0] for i in range(cut.start, len(messages)))]
+        start, task, fits = cut
         if asked and start >= len(messages):
             task = None  # a new question follows: drop an old one of whose answer nothing fits
-        kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *messages[start:]]
+        kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *shown[start:]]
         whole = trimming.whole_tool_groups(kept)
         if self._start_on is not None and len(whole) < len(kept):  # the message to start on may have been dropped
             return self._trim(whole, room, spare, asked=asked)
@@ -137,17 +229,21 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
 
     def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
         """Handle messages that must be kept but do not fit, as `on_overflow` says."""
-        tokens = self.budget.tokens
-        if asked and tokens(kept) > room:
+        count = self.budget.tokens
+        if asked and count(kept) > room:
             kept = kept[:lead]
-        if tokens(kept) > room:
+        if count(kept) > room:
             kept = [m for i, m in enumerate(kept) if i >= lead or not is_summary(m)]
-        if self._on_overflow == "raise" and (total := tokens(kept)) > room:
-            raise ContextTooLargeError(
-                "what has to be kept (system lines, the newest question, results it waits for) is too large: "
-                f"{total} tokens of the history, and room for {max(room, 0)}"
-            )
+        total = count(kept)
+        if self._on_overflow == "raise" and total > room:
+            raise self._too_large(total, room)
         return kept
+
+    def _too_large(self, total: int, room: int) -> ContextTooLargeError:
+        return ContextTooLargeError(
+            "what has to be kept (system lines, the newest question, results it waits for) is too large: "
+            f"{total} tokens, and room for {max(room, 0)} beside system prompt, tools and what is reserved"
+        )
 
 
 def create_trim_preprocessor(

@@ -86,6 +86,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         output_messages_key: str | None = None,
         history_messages_key: str | None = None,
         history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
+        max_tokens: int | None = None,
         **options: Unpack[TurnKeywords],
     ) -> None:
         check_runnable(runnable)
@@ -96,7 +97,7 @@ class RunnableWithMessageHistory(CoreRunnableWithMessageHistory):  # core's clas
         # Unknown arguments are refused here, since pydantic would drop them silently.
         check_arguments(given, create_runnable_with_message_history, TurnOptions)
         wiring = Wiring(input_messages_key, history_messages_key)
-        made = self._options_type(output_key=output_messages_key, **given)
+        made = self._options_type(output_key=output_messages_key, max_tokens=max_tokens, **given)
         turn = self._turn_type(coerce_to_runnable(runnable), get_session_history, wiring, history_factory_config, made)
         if advice := wiring_advice(runnable, input_messages_key, history_messages_key):
             warnings.warn(advice, stacklevel=2)
@@ -207,6 +208,7 @@ def create_runnable_with_message_history(
     output_messages_key: str | None = None,
     history_messages_key: str | None = None,
     history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
+    max_tokens: int | None = None,
     **options: Unpack[TurnKeywords],
 ) -> RunnableWithMessageHistory:
     """Put a durable conversation around any chain, model or graph.
@@ -226,6 +228,10 @@ def create_runnable_with_message_history(
         output_messages_key: For dict output: the key of the answer.
         history_messages_key: For dict input: the key for the history; without it, history is put before the input.
         history_factory_config: Further config keys for `get_session_history`, as in LangChain's class.
+        max_tokens: What a call of the model may hold, at four characters a token: system prompt, the schemas of tools,
+            notes and new input, and as much of the history as fits beside them. The oldest turns are left out, which
+            is `preprocessor=create_trim_preprocessor(max_tokens)` in one word. None: all of the history is shown,
+            and a warning says once when that is more than the model takes.
         preprocessor: Messages in, messages out, applied to the loaded history: `create_history_preprocessor(...)`,
             `create_trim_preprocessor(...)`, `trim_messages(...)`. It changes what the model sees, never what is
             stored. memkit's own declare how much they need, and memkit's histories read no more than that.
@@ -271,6 +277,6 @@ def create_runnable_with_message_history(
     wiring = find_wiring(runnable, input_messages_key, history_messages_key)
     keys: Any = {"input_messages_key": wiring.input_key, "history_messages_key": wiring.history_key}
     keys |= {"output_messages_key": output_messages_key, "history_factory_config": history_factory_config}
-    chain = RunnableWithMessageHistory(runnable, get_session_history, **keys, **options)
+    chain = RunnableWithMessageHistory(runnable, get_session_history, max_tokens=max_tokens, **keys, **options)
     chain._turn.wiring = wiring
     return chain

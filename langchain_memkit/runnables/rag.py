@@ -21,7 +21,15 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import CONDENSED, EventRecorder, Step, adrive, closing_stream, drive
 from langchain_memkit.base import CONTEXT as TURN
-from langchain_memkit.base import GetSessionHistory, Window, check_arguments, check_one_of, check_prompt, check_size
+from langchain_memkit.base import (
+    GetSessionHistory,
+    TurnContext,
+    Window,
+    check_arguments,
+    check_one_of,
+    check_prompt,
+    check_size,
+)
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
 from langchain_memkit.memories.retriever import record_of
 from langchain_memkit.messages.chain_io import StreamedOutput, input_messages
@@ -122,6 +130,14 @@ class RagPrompt:
         if others and "chat_history" not in takes:
             msg = f"prompt has places for messages, {others}, and none is 'chat_history': it is given none of the past"
             warnings.warn(msg, stacklevel=3)
+
+    def beside(self, documents: Sequence[Document], before: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return what the model is given beside past and question: instruction, records, other new messages."""
+        template = self._instruction
+        if isinstance(template, str):
+            return [SystemMessage(template), *before, context_message(documents)]
+        # What a template of the user's adds is measured where the model is called.
+        return [*before, context_message(documents)]
 
     async def build(
         self, value: Mapping[str, Any], before: Sequence[BaseMessage], question: BaseMessage, config: RunnableConfig
@@ -229,7 +245,13 @@ class RagAnswer(Runnable[Value, Value]):
         # the condensed question too, but there may be none.
         condensed = next((event["question"] for event in heard.events[CONDENSED] if event["question"]), question)
         value = {**given, CONTEXT: found, STANDALONE: condensed}
-        return value, await self._prompt.build(value, before, message, config)
+        context = config.get("configurable", {}).get(TURN)
+        shown = value
+        if isinstance(context, TurnContext) and context.compose_beside is not None:
+            # The documents share the budget, and were not known when the past was composed for the search.
+            beside = self._prompt.beside(found, before)
+            shown = {**value, HISTORY: await context.compose_beside(beside)}
+        return value, await self._prompt.build(shown, before, message, config)
 
 
 def _first_chunk(value: Value, config: RunnableConfig) -> AddableDict | None:
@@ -298,7 +320,7 @@ def create_conversational_rag_chain(
     history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
     condense: Mode = "auto",
     n_questions: int | None = None,
-    max_tokens: int | None = 4000,
+    max_tokens: int | None = 8000,
     **options: Unpack[TurnKeywords],
 ) -> RunnableWithMessageHistory:
     """Build a chain that condenses the question, retrieves documents, answers from them and stores the turn.
@@ -327,8 +349,8 @@ def create_conversational_rag_chain(
         condense: When the question is rewritten, as `mode` of `CondenseQuestionRetriever`.
         n_questions: Number of the user's last questions that retriever and model see as the past, as in
             `last_questions(n)`. None: the conversation, answers included.
-        max_tokens: Budget for the past conversation with the new question; older turns are left out. None: no limit.
-            Not used with `n_questions` or a `preprocessor`.
+        max_tokens: Budget for all that the answering model is given, documents included; older turns are left out, so
+            that the rest fits. None: no limit. Not used with `n_questions` or a `preprocessor`.
         **options: Further options of `create_runnable_with_message_history`: `preprocessor`, `memories`, `before_save`,
             and all that begin with `on_`.
 

@@ -24,6 +24,7 @@ from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_m
 from langchain_memkit.messages.codec import storable
 from langchain_memkit.messages.notes import is_note, without_forged_marks
 from langchain_memkit.messages.trimming import same_messages, with_turn_ids
+from langchain_memkit.preprocessors.trim import create_trim_preprocessor
 from langchain_memkit.runnables.session import BoundSession, PromptBuilder, memory_entries
 from langchain_memkit.runnables.trace import TurnRecorder
 
@@ -79,6 +80,7 @@ class TurnOptions:
     """What a turn is made with and what to do with its outcome, checked now rather than at the first failure."""
 
     output_key: str | None = None
+    max_tokens: int | None = None
     preprocessor: PreprocessorLike = None
     memories: Sequence[MemoryLike] = ()
     before_save: BeforeSave | None = None
@@ -106,6 +108,11 @@ class TurnOptions:
         check_one_of(self.on_load_error, "on_load_error", ["report", "raise"], function=True)
         if not isinstance(self.trace, bool):
             raise ConfigurationError(f"trace must be True or False, not {self.trace!r:.50}")
+        if self.max_tokens is not None:
+            if self.preprocessor is not None:
+                msg = "max_tokens= trims, and preprocessor= says how as well: give one of them, as in "
+                raise ConfigurationError(f"{msg}preprocessor=create_trim_preprocessor({self.max_tokens!r:.20})")
+            self.preprocessor = create_trim_preprocessor(self.max_tokens)
         chain = None if self.preprocessor is None else coerce_to_runnable(self.preprocessor)
         self.prompt = PromptBuilder(memory_entries(self.memories), chain, self.on_load_error, self.on_context_overflow)
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
@@ -28,8 +28,9 @@ from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, repor
 from langchain_memkit.memories.retriever import RetrieverMemory
 from langchain_memkit.messages.notes import Record, compose_notes, tag_source
 from langchain_memkit.messages.trimming import is_user_message
-from langchain_memkit.preprocessors.budget import budgets_of
+from langchain_memkit.preprocessors.budget import budgets_of, parts_of_run
 from langchain_memkit.preprocessors.trim import TrimPreprocessor
+from langchain_memkit.runnables.beside import Measured
 
 logger = logging.getLogger("langchain_memkit")
 
@@ -248,6 +249,7 @@ class PromptBuilder:
     preprocessor: Preprocessor | None  # as a runnable; None shows the whole past
     on_load_error: OnLoadError
     on_context_overflow: Literal["retry", "raise"]
+    measured: Measured = field(default_factory=Measured)
 
     async def bind(self, specs: Specs, configurable: Configurable, history: object) -> BoundSession:
         """Return the session of a history with its memories, factories called."""
@@ -332,25 +334,37 @@ class PromptBuilder:
     ) -> tuple[list[BaseMessage], list[BaseMessage], BaseMessage | None]:
         """Preprocess the past; return it with the new input and a note of the records that neither of them contains.
 
-        Records that do not fit are left out. `in_run` says that the input is an agent's run so far, which may be cut.
+        Records that do not fit are left out. `in_run` says that the input is an agent's run so far. A preprocessor of
+        memkit, and whatever is piped with it, is given past and run together and may cut both; without one the run
+        stays as it is, since a function made for histories may not expect it.
         """
         asked, budgets, remarks = [*context.asked], budgets_of(self.preprocessor), list[str]()
         past: Any = context.past
+        context.in_run = in_run and bool(budgets)
+        context.excess = self.measured.excess
         if (chain := self.preprocessor) is not None:
             # The preprocessor sets room aside for the largest possible note: which records repeat the past is known
             # only once that is cut.
             most = compose_notes(loaded, asked)
             context.notes = [] if most is None else [most]
-            past = await Step(lambda: chain.invoke(past, config), lambda: chain.ainvoke(past, config))
-        for budget in budgets if in_run else ():
-            asked = await budget.counting(partial(budget.fit_run, asked, past, context.notes, context.scale))
+            given: Any = [*past, *asked] if context.in_run else past
+            shown = await Step(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config))
+            past, asked = parts_of_run(shown, asked) if context.in_run else (shown, asked)
         note: BaseMessage | None = compose_notes(loaded, [*past, *asked])
         for budget in budgets if note is not None else ():
-            note = await budget.counting(partial(budget.fit_note, note, [*past, *asked], context.scale, remarks))
+            note = await budget.counting(partial(budget.fit_note, note, [*past, *asked], context, remarks))
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
         context.notes = [] if note is None else [note]
+        context.settled = True
         return past, asked, note
+
+    async def measure(self, context: TurnContext, shown: Sequence[BaseMessage], call: Any) -> None:
+        """Compare what a model was given with what was composed, so that the next call has room for the difference."""
+        counting = [budget for budget in budgets_of(self.preprocessor) if not budget.counts_messages]
+        if counting:
+            budget = min(counting, key=lambda each: each.max_tokens)
+            await budget.counting(lambda: self.measured.measure(budget, context, shown, call))
 
     async def shrink(self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError) -> None:
         """Scale the budget down for one retry after a context overflow, or raise the model's error."""

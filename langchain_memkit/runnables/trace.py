@@ -519,9 +519,14 @@ class TurnRecorder(BaseCallbackHandler):
     # -- what it says
 
     @property
+    def answering_calls(self) -> list[_Call]:
+        """The calls of answering models."""
+        return [call for call in self.calls.values() if call.purpose == "answer"]
+
+    @property
     def answering(self) -> list[list[BaseMessage]]:
         """What each call of an answering model was given."""
-        return [call.given for call in self.calls.values() if call.purpose == "answer"]
+        return [call.given for call in self.answering_calls]
 
     def trace(self, output: Sequence[BaseMessage] | None = None) -> TurnTrace:
         """Combine what was kept; `output` is shown in place of a model's input, for a preprocessor alone."""

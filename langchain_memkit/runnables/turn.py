@@ -5,7 +5,7 @@ The steps are flows (see `_sync`), written once for sync and async calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +31,7 @@ from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnC
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.messages.chain_io import StreamedOutput
 from langchain_memkit.messages.notes import insert_note
+from langchain_memkit.runnables.beside import ChainFrame
 from langchain_memkit.runnables.saving import OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Specs, session_history, turn_id_of
 from langchain_memkit.runnables.trace import TurnRecorder, recorded, recorder_of
@@ -48,6 +49,10 @@ class HistoryTurn(Runnable[Any, Any]):
     _options: TurnOptions
     name: str | None = "RunnableWithMessageHistory"
     watched: bool = field(default=True, init=False)  # whether it is still unknown if the models are given the past
+    frame: ChainFrame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.frame = ChainFrame.of(self.runnable)
 
     @property
     def preprocessor(self) -> PreprocessorLike:
@@ -202,18 +207,32 @@ class HistoryTurn(Runnable[Any, Any]):
         session = await prompt.bind(self._specs, configurable, history)
         check_replaces(configurable.get("replaces"), history)
         # The runnable finds the history where LangChain's class puts it.
-        context = TurnContext(scale=scale)
+        context = TurnContext(scale=scale, settled=scale < 1)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view, given, known = await self._read(given, session, config)
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
+        if prompt.preprocessor is None:
+            prompt.measured.check_length(view.messages, self.frame.model)
+        else:
+            context.beside = self.frame.beside(wiring.compose(value, [], asked), asked)
+            context.schemas = self.frame.schemas
         loaded = await prompt.load(session.memories, view, asked, config)
-        past, _, note = await prompt.compose(context, loaded, config)
         asked_ids = {m.id for m in asked if m.id}
-        # A client may resend stored messages as input; the model must not see them twice.
-        if any(m.id in asked_ids for m in past):
-            past = [m for m in past if m.id not in asked_ids]
-        before, after = insert_note(past, asked, note, apart=wiring.history_key is not None)
+
+        async def composed() -> tuple[list[BaseMessage], list[BaseMessage]]:
+            past, _, note = await prompt.compose(context, loaded, config)
+            # A client may resend stored messages as input; the model must not see them twice.
+            if any(m.id in asked_ids for m in past):
+                past = [m for m in past if m.id not in asked_ids]
+            return insert_note(past, asked, note, apart=wiring.history_key is not None)
+
+        async def composed_beside(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+            context.beside = messages
+            return (await composed())[0]
+
+        context.compose_beside = composed_beside
+        before, after = await composed()
         recorder.opened(turn_id, prompt.preprocessor, [*before, *after], context)
         return OpenTurn(
             session=session,
@@ -260,6 +279,10 @@ class HistoryTurn(Runnable[Any, Any]):
         """Store the turn, and warn once if no model of it was given any of the past."""
         with turn.recorder.timing("save"):
             await self._options.save(turn, output)
+        # The first call: of an agent within the chain further ones hold its loop as well.
+        calls = turn.recorder.answering_calls
+        if calls and self.preprocessor is not None and not dry_run.get():
+            await self._options.prompt.measure(turn.config["configurable"][CONTEXT], turn.shown, calls[0])
         if not (self.watched and turn.before) or dry_run.get():
             return
         verdict = past_verdict(turn.recorder.answering, turn.before, turn.asked)

@@ -113,7 +113,7 @@ def find_wiring(runnable: object, input_key: str | None, history_key: str | None
         msg = f"input_messages_key and history_messages_key are both {input_key!r}: {WITHOUT_INPUT.format(input_key)}"
         raise ConfigurationError(msg)
     asked = Wiring(input_key, history_key)
-    prompt, added = _first_prompt(runnable)
+    prompt, added = first_prompt(runnable)
     variables = None if prompt is None else _variables(prompt)
     if prompt is None or variables is None:
         return asked
@@ -198,7 +198,7 @@ def wiring_advice(runnable: object, input_key: str | None, history_key: str | No
     return f"the prompt that the chain begins with is not given the past as messages. {way}"
 
 
-def _first_prompt(runnable: object) -> tuple[BasePromptTemplate[Any] | None, frozenset[str]]:
+def first_prompt(runnable: object) -> tuple[BasePromptTemplate[Any] | None, frozenset[str]]:
     """Find the prompt that takes the chain's own input, if any, and the keys assigned to that before it."""
     added: frozenset[str] = frozenset()
     steps = [runnable]

@@ -110,10 +110,12 @@ def test_truncated_results_name_the_way_out() -> None:
 def test_overflow_raises() -> None:
     """`"raise"` says how much there is and how much would fit; `"keep"` returns it; both only if it must be kept."""
     messages = [*NEMO, *loop(1, 4_000)]
-    with pytest.raises(ContextTooLargeError, match=r"\d{4} tokens .* room for 100") as raised:
-        create_trim_preprocessor(100, on_overflow="raise").invoke(messages)
+    with pytest.raises(ContextTooLargeError, match=r"\d{2} tokens, .* room for 30") as raised:
+        create_trim_preprocessor(30, on_overflow="raise").invoke(messages)
     assert "xxx" not in str(raised.value)
-    assert create_trim_preprocessor(100).invoke(messages) == messages[-3:]
+    kept = create_trim_preprocessor(30).invoke(messages)
+    assert kept[:2] == messages[-3:-1]
+    assert kept[2].text.startswith("[Shortened: 4,000 characters that began")
     stray = [*NEMO, TASK, ToolMessage("x" * 4_000, tool_call_id="nobody's")]
     assert create_trim_preprocessor(20, on_overflow="raise").invoke(stray) == [TASK]
 
