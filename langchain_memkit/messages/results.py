@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import BaseMessage
 
 from langchain_memkit.base import Messages, TokenCounter
 from langchain_memkit.messages.text import message_text
@@ -146,7 +146,13 @@ class _Group:
 
 
 def fit_loop(
-    messages: Messages, sizes: Sequence[int], room: int, results: ResultShortener, *, low: float = 0.6
+    messages: Messages,
+    sizes: Sequence[int],
+    room: int,
+    results: ResultShortener,
+    *,
+    lead: int,
+    low: float = 0.6,
 ) -> list[BaseMessage]:
     """Fit an agent's run into `room` tokens: its input stays, and of its loop what is oldest becomes short.
 
@@ -160,6 +166,7 @@ def fit_loop(
         sizes: Their tokens.
         room: The tokens that there are for them.
         results: Shortens results.
+        lead: Number of messages of the input, which stay.
         low: Share of the room that a step leaves.
 
     Returns:
@@ -167,7 +174,6 @@ def fit_loop(
     """
     if sum(sizes) <= room:
         return list(messages)
-    lead = next((i for i, m in enumerate(messages) if isinstance(m, AIMessage)), len(messages))
     room -= sum(sizes[:lead])
     starts = [lead + start for start in group_starts(messages[lead:])]
     # What the model was shown before is found again by going through the run from its beginning, so nothing has to be

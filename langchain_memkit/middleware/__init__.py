@@ -275,9 +275,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     async def _measured(self, run: Run, shown: Request) -> None:
         """Measure what the model really held: other middleware may have added to the request since."""
-        calls = run.recorder.answering_calls
-        if calls:
-            await self._options.prompt.measure(run.context, shown.messages, calls[-1])
+        call = run.recorder.composed_for
+        if call is not None:
+            await self._options.prompt.measure(run.context, shown.messages, call)
 
     async def _shrunk(self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError) -> Request:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""

@@ -127,7 +127,9 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         room, spare = budget.room(config, given, follows, notes)
         claimed = 0
         if own and not budget.counts_messages:
-            claimed = budget.claim(tokens.count_tokens(own, budget.counter), room)
+            sizes = tokens.count_tokens(own, budget.counter)
+            has_loop = any(isinstance(message, AIMessage) for message in own)
+            claimed = budget.claim(sizes, room) if has_loop else sum(sizes)
         return budgets.ContextReport(
             preprocessor=str(self.name),
             budget=budget,
@@ -158,7 +160,9 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             return self.trim(view, report.room, follows, report.spare)
         if self.budget.counts_messages:
             return [*self.trim(view, report.room, own, report.spare), *own]
-        return self._trim_run(view, own, report.room + report.claimed, report.spare, reader)
+        lead = next((i for i, message in enumerate(own) if isinstance(message, AIMessage)), len(own))
+        room = report.room + report.claimed
+        return self._trim_run(view, own, lead, room, report.spare, claimed=report.claimed, reader=reader)
 
     def trim(self, messages: Messages, room: int, follows: Messages = (), spare: int = 0) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
@@ -170,9 +174,11 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         is_loop = not follows and bool(messages) and isinstance(messages[-1], trimming.RESULTS)
         if is_loop and not self.budget.counts_messages:
             question = max((i for i, m in enumerate(messages) if isinstance(m, HumanMessage)), default=None)
-            run = [] if question is None else trimming.whole_tool_groups(messages[question:])
-            if run and isinstance(run[-1], trimming.RESULTS):
-                return self._trim_run(messages[:question], run, room, spare, None)
+            start = leading_system_count(messages) if question is None else question
+            run = trimming.whole_tool_groups(messages[start:])
+            is_whole = bool(run) and run[-1] is messages[-1]
+            if is_whole and (question is not None or self._start_on is None):
+                return self._trim_run(messages[:start], run, int(question is not None), room, spare)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
         if not answers:
@@ -183,22 +189,32 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
     def _trim_run(
-        self, past: Messages, own: list[BaseMessage], room: int, spare: int, reader: str | None
+        self,
+        past: Messages,
+        own: list[BaseMessage],
+        lead: int,
+        room: int,
+        spare: int,
+        *,
+        claimed: int | None = None,
+        reader: str | None = None,
     ) -> list[BaseMessage]:
-        """Return what fits of the past, and the run after it, whose loop is shortened if it outgrows the room."""
-        budget = self.budget
-        sizes = tokens.count_tokens(own, budget.counter)
-        lead = leading_system_count(past) if self._include_system else 0
-        free = room - budget.tokens(past[:lead])
-        shown = fit_loop(own, sizes, free, ResultShortener(budget.counter, reader))
-        has_loop = any(isinstance(message, AIMessage) for message in own)
-        claimed = budget.claim(sizes, room) if has_loop else sum(sizes)
-        left = room - claimed
-        spare += claimed - budget.tokens(shown)
-        kept = self.trim(past, left, shown, spare) if past else []
-        taken = budget.tokens(kept) + budget.tokens(shown)
-        if self._on_overflow == "raise" and taken > room + spare:
-            raise self._too_large(taken, room + spare)
+        """Return what fits of the past, and a run after it, whose loop is shortened if it outgrows the room.
+
+        The first `lead` messages of the run are its input. The past is given what the run has not `claimed`.
+        """
+        count = self.budget.tokens
+        system = leading_system_count(past) if self._include_system else 0
+        least = count(past[:system])
+        sizes = tokens.count_tokens(own, self.budget.counter)
+        results = ResultShortener(self.budget.counter, reader)
+        shown = fit_loop(own, sizes, room - least, results, lead=lead)
+        taken = count(shown)
+        total = taken + least
+        if self._on_overflow == "raise" and total > room + spare:
+            raise self._too_large(total, room + spare)
+        left = room - (taken if claimed is None else claimed)
+        kept = self.trim(past, left, shown, spare + room - left - taken) if past else []
         return [*kept, *shown]
 
     def _trim(self, messages: Messages, room: int, spare: int, *, asked: bool) -> list[BaseMessage]:

@@ -399,6 +399,7 @@ class TurnRecorder(BaseCallbackHandler):
         self.seconds: dict[str, float] = {}
         self.reports: Mapping[str, ContextReport] = {}
         self.calls: dict[UUID, _Call] = {}
+        self._calls_before = 0  # number of calls before the prompt was composed
         self._events: list[tuple[str, Any]] = []
         self._began = time.perf_counter()
         self._ran: list[tuple[UUID, UUID | None, str]] = []
@@ -420,6 +421,7 @@ class TurnRecorder(BaseCallbackHandler):
         self.turn_id, self.preprocessor, self.past = turn_id, preprocessor, context.past
         self.shown, self.asked, self.reports = list(shown), list(context.asked), context.reports
         self.composing = False
+        self._calls_before = len(self.calls)
         self.seconds.setdefault("load", time.perf_counter() - self._began)
 
     @contextmanager
@@ -519,14 +521,15 @@ class TurnRecorder(BaseCallbackHandler):
     # -- what it says
 
     @property
-    def answering_calls(self) -> list[_Call]:
-        """The calls of answering models."""
-        return [call for call in self.calls.values() if call.purpose == "answer"]
-
-    @property
     def answering(self) -> list[list[BaseMessage]]:
         """What each call of an answering model was given."""
-        return [call.given for call in self.answering_calls]
+        return [call.given for call in self.calls.values() if call.purpose == "answer"]
+
+    @property
+    def composed_for(self) -> _Call | None:
+        """The first call of an answering model since the prompt was composed last; None if there was none."""
+        calls = list(self.calls.values())[self._calls_before :]
+        return next((call for call in calls if call.purpose == "answer"), None)
 
     def trace(self, output: Sequence[BaseMessage] | None = None) -> TurnTrace:
         """Combine what was kept; `output` is shown in place of a model's input, for a preprocessor alone."""

@@ -280,9 +280,9 @@ class HistoryTurn(Runnable[Any, Any]):
         with turn.recorder.timing("save"):
             await self._options.save(turn, output)
         # The first call: of an agent within the chain further ones hold its loop as well.
-        calls = turn.recorder.answering_calls
-        if calls and self.preprocessor is not None and not dry_run.get():
-            await self._options.prompt.measure(turn.config["configurable"][CONTEXT], turn.shown, calls[0])
+        call = turn.recorder.composed_for
+        if call is not None and self.preprocessor is not None and not dry_run.get():
+            await self._options.prompt.measure(turn.config["configurable"][CONTEXT], turn.shown, call)
         if not (self.watched and turn.before) or dry_run.get():
             return
         verdict = past_verdict(turn.recorder.answering, turn.before, turn.asked)

@@ -87,7 +87,7 @@ def test_preprocessor_of_langchain(histories: Any, run: Any) -> None:
 def test_context_overflow(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
     """A model that was given too much is given less, once, and so in the rest of the run."""
     model = Scripted()
-    trim = create_trim_preprocessor(100)
+    trim = create_trim_preprocessor(150)
     agent = create_agent(
         model, [look_up], middleware=[MessageHistoryMiddleware(histories, preprocessor=trim)], checkpointer=checkpointer
     )

@@ -23,7 +23,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from langchain_memkit import MessageHistoryMiddleware, create_trim_preprocessor
+from langchain_memkit import MessageHistoryMiddleware
 
 
 def summarizing(keep: int = 2, trigger: int = 4) -> Any:
@@ -177,20 +177,29 @@ def test_interrupted_and_left(histories: Any, history: Any, run: Any, saver: Any
 
 
 def test_budget(histories: Any, history: Any, run: Any) -> None:
-    """A loop that outgrows the budget loses its oldest tool groups in the view, never its question."""
-    words = [f"{i} " + "long " * 40 for i in range(6)]
-    model = Scripted(script=["hello", *(calling(("look_up", {"word": w})) for w in words), "done"])
-    agent = create_agent(
-        model,
-        [look_up],
-        middleware=[MessageHistoryMiddleware(histories, preprocessor=create_trim_preprocessor(300))],
-    )
+    """A loop that outgrows the budget keeps its question, its calls and the newest result; older results are short."""
+    words = [f"{i} " + "long " * 60 for i in range(6)]
+    calls: list[Any] = [AIMessage("", tool_calls=[calling_page(i)]) for i in range(6)]
+    model = Scripted(script=["hello", *calls, "done"])
+
+    def page(n: int) -> str:
+        """Returns a page."""
+        return words[n]
+
+    agent = create_agent(model, [page], middleware=[MessageHistoryMiddleware(histories, max_tokens=400)])
     run(agent, asking("before"), CONFIG)
     run(agent, asking("the question"), CONFIG)
     assert model.shown[0] == "the question"
-    assert 3 <= len(model.shown) < 8
+    assert len(model.shown) == 13
     assert model.shown[-1].startswith("5 long")
-    assert len(rows(history)[1]) == 14
+    assert model.shown[2].startswith('[Shortened: 302 characters that began "0 long')
+    assert [len(row) for row in rows(history)] == [2, 14]
+    assert history.messages[4].text == words[0]
+
+
+def calling_page(n: int) -> Any:
+    """A call of the tool `page`."""
+    return {"name": "page", "args": {"n": n}, "id": f"page-{n}", "type": "tool_call"}
 
 
 def test_subagent(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:

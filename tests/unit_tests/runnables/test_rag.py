@@ -640,7 +640,7 @@ def test_too_much_context_is_tried_with_less(run: Styles, histories: Any) -> Non
     for _ in range(6):
         histories("s1").add_messages([HumanMessage("word " * 60), AIMessage("word " * 60)])
     model = Small()
-    chat = create_conversational_rag_chain(model, finding(AGE), histories, max_tokens=1000, condense="off")
+    chat = create_conversational_rag_chain(model, finding(AGE), histories, max_tokens=1200, condense="off")
     output = whole(run(chat, {"input": FIRST}, S1))
     assert (output["answer"], output["context"]) == (model.answer, [AGE])
     assert len(model.calls) == 2
