@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from gatekit.checker import EXPIRY, Journal, Verdict, check, read_journals
+from gatekit.checker import EXPIRY, Journal, Operation, Verdict, check, read_journals
 from gatekit.storm import EDITED, PLAIN, TTL, Storm, Worker
 from gatekit.systems import Place
 
@@ -570,3 +570,39 @@ def test_the_checker_sees_what_never_expires(tmp_path: Path) -> None:
     worker.do("read", where=("u3", "ttl"))
     journal.close()
     assert list(check(read_journals([tmp_path / "w1.jsonl"])).kinds) == ["expired, and shown"]
+
+
+def of_user(name: str, kind: str, began: float, ended: float, session: str = "", **more: Any) -> Operation:
+    """An operation of one user."""
+    return Operation(name, kind, "u4", session, began=began, ended=ended, **more)
+
+
+@pytest.mark.gate(row=24, memkit_only=True)
+@pytest.mark.parametrize(
+    ("forked_into", "stored_at", "shown", "wrong"),
+    [
+        ("copy", 14, [], []),  # between the two tombstones of the purge
+        ("copy", 14, ["new"], []),  # after the second
+        ("else", 14, [], ["lost"]),  # where no fork was the purge has one
+        ("copy", 21, [], ["lost"]),  # the purge is over
+        ("copy", 14, ["old"], ["erased, and shown"]),
+        ("copy", 14, ["said"], ["erased, and shown"]),
+    ],
+)
+def test_the_checker_knows_both_moments_of_a_purge(
+    forked_into: str, stored_at: float, shown: list[str], wrong: list[str]
+) -> None:
+    """A session that a fork has marked may be erased twice while a purge runs, and neither elsewhere nor later."""
+    conflict = "HistoryConflictError" if forked_into == "copy" else ""
+    source = "source" if forked_into == "copy" else "copy"
+    operations = [
+        of_user("1", "append", 0, 1, "source", tokens=["said"]),
+        of_user("2", "append", 1, 2, "copy", tokens=["old"]),
+        of_user("3", "fork", 2, 3, source, into=forked_into, error=conflict, maybe_stored=False),
+        of_user("4", "purge", 10, 20),
+        # It is told of the first tombstone, so what follows comes after that.
+        of_user("5", "append", 11, 13, "copy", tokens=["late"], guarded=True, loaded=12, error="StaleTurnError"),
+        of_user("6", "append", stored_at, stored_at + 1, "copy", tokens=["new"], expected=3),
+        of_user("7", "read", 30, 31, "copy", seen=[(token, 0) for token in shown]),
+    ]
+    assert list(check(operations).kinds) == wrong

@@ -4,7 +4,8 @@ The model is what docs/epochs.md says, in the fewest words: a session is a list 
 from a row on, a hidden row hides nothing, an undo hides the newest edit, a copy is a session of its own, an erase
 empties a session. Every operation happens at one moment between its call and its return, a fork at two (it takes what
 the source shows, then the copy shows it), a guarded append at two (it loads, then it is stored), a purge at one in each
-session. `explain` looks for an order of these moments in which every read shows what the model shows.
+session, and at one more before that where a fork copied into it. `explain` looks for an order of these moments in which
+every read shows what the model shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from gatekit.checker import Operation
 
 CHANGED = ("edit", "undo", "restore", "fork")  # what makes a session one for this model
+WRITES = ("append", "edit", "fork")  # what needs a position in a session
 REFUSED = ("StaleTurnError", "HistoryConflictError", "IdempotencyConflictError")
 
 
@@ -86,7 +89,7 @@ class Moment(NamedTuple):
 
     operation: Operation
     session: str
-    part: str = ""  # "load", of a guarded append; "take", of a fork
+    part: str = ""  # "load", of a guarded append; "take", of a fork; "early", of a purge
     is_excused: bool = False  # another operation at the same time, or one that was killed, explains a refusal
     flagged: frozenset[str] = frozenset()  # what was hidden or shown again while a read was under way
 
@@ -98,7 +101,7 @@ class State(NamedTuple):
         sessions: By name.
         loaded: Guarded appends, each with the epoch that it has loaded.
         taken: Forks, each with the turns that it has taken, and the purges that had reached the source before.
-        purged: Purges, each with a session that it has reached.
+        purged: Purges, each with a session that it has done with.
     """
 
     sessions: tuple[tuple[str, Session], ...] = ()
@@ -123,6 +126,8 @@ def after(state: State, step: Step) -> list[State]:
         return _forked(state, moment)
     if operation.kind == "read":
         return [state] if _fits(tuple(token for token, _ in operation.seen), session, moment) else []
+    if operation.kind == "purge":
+        return _purged(state, moment)
     if moment.part == "load":
         return [state._replace(loaded=state.loaded | {(operation.id, session.epoch)})]
     if operation.guarded:
@@ -131,10 +136,28 @@ def after(state: State, step: Step) -> list[State]:
         state = state._replace(loaded=frozenset(each for each in state.loaded if each[0] != operation.id))
     if step.is_certain and operation.error:
         return [state] if _is_refused_rightly(session, moment) else []
-    made = [state.with_session(moment.session, each) for each in _changed(session, operation)]
-    if operation.kind == "purge" and step.is_certain:
-        made = [each._replace(purged=each.purged | {(operation.id, moment.session)}) for each in made]
-    return made
+    return [state.with_session(moment.session, each) for each in _changed(session, operation)]
+
+
+def _purged(state: State, moment: Moment) -> list[State]:
+    """What a state may be after one moment of a purge.
+
+    On MongoDB a purge puts a second tombstone into each session that a fork has marked, after those of all sessions,
+    since a fork that listed its turns before may come above the first one. So such a session may be erased twice, with
+    all that was stored there in between, by whoever saw the first tombstone. That is right: the purge has not returned
+    yet, and what is stored while it runs may go with the rest. Only the later moment ends it: from then on nothing that
+    it was to erase may come there, and what is stored stays. A store with one tombstone leaves the early moment out.
+    """
+    purge, session = moment.operation, state.at(moment.session)
+    reached = (purge.id, moment.session)
+    is_too_late = reached in state.purged
+    changes_nothing = not session.rows and not state.loaded
+    if moment.part == "early" and (is_too_late or changes_nothing):
+        return []
+    [erased] = _changed(session, purge)
+    state = state.with_session(moment.session, erased)
+    is_over = purge.done and moment.part != "early"
+    return [state._replace(purged=state.purged | {reached}) if is_over else state]
 
 
 def _may_be_told(state: State, moment: Moment) -> bool:
@@ -266,7 +289,9 @@ class Family:
             return Step(Moment(each, session, part, self._is_excused(each), self._flagged(each)), began, end, certain)
 
         if each.kind == "purge":
-            return [step(name) for name in self.names]
+            twice = [name for name in self.names if self._is_erased_twice(name, each)]
+            early = [replace(step(name, "early"), is_certain=False) for name in twice]
+            return early + [step(name) for name in self.names]
         if each.kind == "fork":
             took = Step(Moment(each, each.session, "take"), each.began, each.ended or math.inf, certain)
             return [step(each.into)] if each.error in REFUSED else [took, step(each.into)]
@@ -276,6 +301,13 @@ class Family:
             load = Step(Moment(each, each.session, "load"), each.began, each.loaded)
             return [load, step(each.session, began=each.loaded)]
         return [step(each.session)]
+
+    def _is_erased_twice(self, name: str, purge: Operation) -> bool:
+        """Whether a purge may erase a session twice, and somebody may tell: a fork was there, and a writer between."""
+        writers = [e for e in self.changes if e.kind in WRITES and (e.into or e.session) == name]
+        writers = [e for e in writers if e.began <= purge.latest]
+        is_marked = any(e.kind == "fork" for e in writers)
+        return is_marked and any(e.latest >= purge.began for e in writers)
 
     def _is_excused(self, one: Operation) -> bool:
         """Whether something at the same time, or something killed before, explains a refusal, or half a read."""
