@@ -263,6 +263,15 @@ def copies_of(user_id: str) -> BsonDict:
     return turns_filter(user_id, seq={"$eq": OPENING}, isCopy=True)
 
 
+def copied_between(scope: SessionScope, last: int, end: int) -> BsonDict:
+    """Build the filter on turns between two positions that a fork may have copied there, erased since or not.
+
+    The turns of most writers have no `storedAt`, so a purge need not wait until nobody writes.
+    """
+    either = [{"storedAt": {"$exists": True}}, {"kind": {"$eq": "void"}}]
+    return turns_filter(*scope, seq={"$gt": last, "$lt": end}) | {"$or": either}
+
+
 def voided(epoch: int) -> list[BsonDict]:
     """Build the update pipeline that empties the turns before a tombstone; their positions stay, for late writers."""
     # The `op` gives way to one made of the position, because the same turn may be stored once more after the clear.

@@ -797,14 +797,27 @@ class MongoTurnStore(Runner[Settings], TurnStore):
                     break
                 for scope in scopes:
                     heads[scope] = await self.tombstone(scope, "clear", begun=True)
-            # A fork that listed its turns before the tombstone came there may go on above the one in its new session.
-            marked: list[BsonDict] = [{"$match": docs.copies_of(user_id)}, {"$project": {"session_id": 1}}]
-            copies: list[BsonDict] = await self.sent(lambda c: commands.rows_of(c.aggregate(marked)), begun=True)
-            for copy in copies:
-                scope = SessionScope(user_id, copy["session_id"])
-                heads[scope] = await self.tombstone(scope, "clear", begun=True)
+            # A fork that listed its turns before the tombstone came there may go on above the one in its new session,
+            # and another fork from there. So those get one more, until nothing was copied in below it.
+            while await self._purge_copies(user_id, heads):
+                pass
             counts = [await self.erase_before(*pair) for pair in heads.items()]
         return {"sessions": sum(map(bool, counts)), "turns": sum(counts)}
+
+    async def _purge_copies(self, user_id: str, heads: dict[SessionScope, SessionHead]) -> bool:
+        """Insert a tombstone into each session that a fork has marked; return whether turns were copied there since."""
+        marked: list[BsonDict] = [{"$match": docs.copies_of(user_id)}, {"$project": {"session_id": 1}}]
+        copies: list[BsonDict] = await self.sent(lambda c: commands.rows_of(c.aggregate(marked)), begun=True)
+        has_come = False
+        for copy in copies:
+            scope = SessionScope(user_id, copy["session_id"])
+            last = heads.get(scope, EMPTY).seq
+            heads[scope] = await self.tombstone(scope, "clear", begun=True)
+            if heads[scope].seq > last + 1:
+                copied = docs.copied_between(scope, last, heads[scope].seq)
+                found = await self.sent(methodcaller("count_documents", copied, limit=1), begun=True)
+                has_come = has_come or bool(found)
+        return has_come
 
     async def tombstone(
         self, scope: SessionScope, kind: Kind, *, begun: bool = False, after: int | None = None

@@ -52,6 +52,18 @@ class Meddler(monitoring.CommandListener):
         """Nothing to do."""
 
 
+class AtInsert(Meddler):
+    """Does one thing before the next insert of a client."""
+
+    action: Callable[[], Any] | None = None
+
+    def started(self, event: Any) -> None:
+        """Act, if it is time."""
+        if event.command_name == "insert" and self.action is not None:
+            action, self.action = self.action, None
+            action()
+
+
 class Place:
     """A collection: histories with which somebody meddles, those of the others, and what lies there."""
 
@@ -206,6 +218,55 @@ def test_a_fork_goes_on_amid_a_purge(copy_is: str, place: Place, standalone: Any
                 break
     assert ends[0], f"a purge sends more than {MOST_COMMANDS} commands"
     assert wrong == {}
+
+
+def test_a_copy_is_copied_amid_a_purge(place: Place, standalone: Any) -> None:
+    """Amid a purge a fork lists its turns; later, still amid it, they come into the copy, which is copied at once."""
+    at_insert, name = AtInsert(), place.documents.database.name
+    client: MongoClient[Any]
+    with MongoClient(standalone.uri, event_listeners=[at_insert]) as client:
+        forking = MongoDBChatMessageHistory.factory(None, name, client=client)
+        forking("warm", "warm").add_user_message("warm")
+
+        def try_at(later: int, n: int) -> object:
+            user, stands, goes_on = f"u{n}-{later}", threading.Event(), threading.Event()
+            place.filled(user)
+            place.others("a copy", user).add_user_message("before")
+            place.others("a copy", user).clear()
+
+            def wait() -> None:
+                stands.set()
+                assert goes_on.wait(60)
+
+            def fork() -> None:
+                with suppress(MemkitError):
+                    forking("source", user).fork("a copy")
+                stands.set()
+
+            thread = threading.Thread(target=fork)
+
+            def begin() -> None:
+                at_insert.action = wait
+                thread.start()
+                assert stands.wait(60)
+
+            def go_on() -> None:
+                goes_on.set()
+                thread.join()
+                with suppress(MemkitError):
+                    place.others("a copy", user).fork("a copy of it")
+
+            actions = {n: begin, n + later: go_on}
+            assert place.meddling(lambda: place.disturbed.purge(user), actions) is None
+            goes_on.set()
+            if not place.reached:
+                return None
+            thread.join()
+            at_insert.action = None
+            return place.left(user)
+
+        found = {later: each_command(place, partial(try_at, later)) for later in range(1, 6)}
+        assert {later: wrong for later, wrong in found.items() if wrong} == {}
 
 
 @pytest.mark.parametrize("user", ["u1", None])
