@@ -107,12 +107,19 @@ class Budget:
         return int((self.max_tokens - self.reserve_tokens - self.beside(context)) * context.scale)
 
     def room(
-        self, config: RunnableConfig | None, given: Messages, follows: Messages, notes: Messages = ()
+        self,
+        config: RunnableConfig | None,
+        given: Messages,
+        follows: Messages,
+        notes: Messages = (),
+        *,
+        in_loop: bool = False,
     ) -> tuple[int, int]:
         """Return the tokens left for what a preprocessor is given, beside notes and the new input that follows it.
 
         They are negative if these alone are too long. The second number tells how many tokens more there are for what
-        must be kept: those that were set aside for notes, the turn's and the given `notes`.
+        must be kept: those that were set aside for notes, the turn's and the given `notes`. `in_loop` says that an
+        agent has begun to call tools.
         """
         context = turn_context(config)
         context.used = True
@@ -121,20 +128,20 @@ class Budget:
             return room, 0
         room -= self.tokens(follows)
         beside = list({note.id: note for note in (*context.notes, *notes)}.values())
-        spare = self.room_for_notes(beside, room, given, in_run=context.in_run)
+        spare = self.room_for_notes(beside, room, given, in_loop=in_loop)
         return room - spare, spare
 
-    def room_for_notes(self, notes: Messages, room: int, dialogue: Messages, *, in_run: bool) -> int:
+    def room_for_notes(self, notes: Messages, room: int, dialogue: Messages, *, in_loop: bool) -> int:
         """Return how many of the tokens that the new input leaves are set aside for notes.
 
         The dialogue keeps half of what its system messages and summary leave, or its newest turn if that is longer and
-        fits. In an agent's run the calls of tools are part of the dialogue, and no older turn must stay beside them.
+        fits. In an agent's loop the calls of tools are part of the dialogue, and no older turn must stay beside them.
         """
         if not notes:
             return 0
         lead = trimming.leading_system_count(dialogue)
         free = max(room - self.tokens(dialogue[:lead]), 0)
-        starts = [] if in_run else trimming.turn_starts(dialogue[lead:])
+        starts = [] if in_loop else trimming.turn_starts(dialogue[lead:])
         newest = self.tokens(dialogue[lead + starts[-1] :]) if starts else 0
         least = max(free // 2, newest if newest <= free else 0)
         return min(self.tokens(notes), free - least)

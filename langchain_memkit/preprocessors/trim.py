@@ -124,12 +124,14 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
     ) -> budgets.ContextReport:
         """Measure the room that there is, before anything is left out."""
         budget, context = self.budget, budgets.turn_context(config)
-        room, spare = budget.room(config, given, follows, notes)
+        lead = _input_length(own)
+        in_loop = lead < len(own)
+        room, spare = budget.room(config, given, follows or own[:lead], notes, in_loop=in_loop)
         claimed = 0
         if own and not budget.counts_messages:
             sizes = tokens.count_tokens(own, budget.counter)
-            has_loop = any(isinstance(message, AIMessage) for message in own)
-            claimed = budget.claim(sizes, room) if has_loop else sum(sizes)
+            room += sum(sizes[:lead])
+            claimed = budget.claim(sizes, room) if in_loop else sum(sizes)
         return budgets.ContextReport(
             preprocessor=str(self.name),
             budget=budget,
@@ -160,7 +162,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             return self.trim(view, report.room, follows, report.spare)
         if self.budget.counts_messages:
             return [*self.trim(view, report.room, own, report.spare), *own]
-        lead = next((i for i, message in enumerate(own) if isinstance(message, AIMessage)), len(own))
+        lead = _input_length(own)
         room = report.room + report.claimed
         return self._trim_run(view, own, lead, room, report.spare, claimed=report.claimed, reader=reader)
 
@@ -260,6 +262,11 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             "what has to be kept (system lines, the newest question, results it waits for) is too large: "
             f"{total} tokens, and room for {max(room, 0)} beside system prompt, tools and what is reserved"
         )
+
+
+def _input_length(run: Messages) -> int:
+    """Return the number of messages of a run before its first answer."""
+    return next((i for i, message in enumerate(run) if isinstance(message, AIMessage)), len(run))
 
 
 def create_trim_preprocessor(

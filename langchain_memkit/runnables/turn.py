@@ -225,7 +225,9 @@ class HistoryTurn(Runnable[Any, Any]):
             # A client may resend stored messages as input; the model must not see them twice.
             if any(m.id in asked_ids for m in past):
                 past = [m for m in past if m.id not in asked_ids]
-            return insert_note(past, asked, note, apart=wiring.history_key is not None)
+            before, after = insert_note(past, asked, note, apart=wiring.history_key is not None)
+            recorder.opened(turn_id, prompt.preprocessor, [*before, *after], context)
+            return before, after
 
         async def composed_beside(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
             context.beside = messages
@@ -233,7 +235,6 @@ class HistoryTurn(Runnable[Any, Any]):
 
         context.compose_beside = composed_beside
         before, after = await composed()
-        recorder.opened(turn_id, prompt.preprocessor, [*before, *after], context)
         return OpenTurn(
             session=session,
             view=view,
@@ -282,7 +283,8 @@ class HistoryTurn(Runnable[Any, Any]):
         # The first call: of an agent within the chain further ones hold its loop as well.
         call = turn.recorder.composed_for
         if call is not None and self.preprocessor is not None and not dry_run.get():
-            await self._options.prompt.measure(turn.config["configurable"][CONTEXT], turn.shown, call)
+            context = turn.config["configurable"][CONTEXT]
+            await self._options.prompt.measure(context, turn.recorder.shown, call)
         if not (self.watched and turn.before) or dry_run.get():
             return
         verdict = past_verdict(turn.recorder.answering, turn.before, turn.asked)

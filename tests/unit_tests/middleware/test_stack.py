@@ -178,7 +178,7 @@ def test_interrupted_and_left(histories: Any, history: Any, run: Any, saver: Any
 
 def test_budget(histories: Any, history: Any, run: Any) -> None:
     """A loop that outgrows the budget keeps its question, its calls and the newest result; older results are short."""
-    words = [f"{i} " + "long " * 60 for i in range(6)]
+    words = [f"{i} " + "long " * 200 for i in range(6)]
     calls: list[Any] = [AIMessage("", tool_calls=[calling_page(i)]) for i in range(6)]
     model = Scripted(script=["hello", *calls, "done"])
 
@@ -186,13 +186,13 @@ def test_budget(histories: Any, history: Any, run: Any) -> None:
         """Returns a page."""
         return words[n]
 
-    agent = create_agent(model, [page], middleware=[MessageHistoryMiddleware(histories, max_tokens=400)])
+    agent = create_agent(model, [page], middleware=[MessageHistoryMiddleware(histories, max_tokens=900)])
     run(agent, asking("before"), CONFIG)
     run(agent, asking("the question"), CONFIG)
     assert model.shown[0] == "the question"
     assert len(model.shown) == 13
     assert model.shown[-1].startswith("5 long")
-    assert model.shown[2].startswith('[Shortened: 302 characters that began "0 long')
+    assert model.shown[2].startswith('[Shortened: 1,002 characters that began "0 long')
     assert [len(row) for row in rows(history)] == [2, 14]
     assert history.messages[4].text == words[0]
 

@@ -35,7 +35,7 @@ from langchain_memkit.base import Memory
 from langchain_memkit.errors import ContextTooLargeError
 from langchain_memkit.memories.preferences import PreferenceMemory
 from langchain_memkit.messages.notes import Record, is_note, note_message, records_of
-from langchain_memkit.messages.tokens import approximate_tokens, resolve_counter
+from langchain_memkit.messages.tokens import approximate_tokens, count_tool_tokens, resolve_counter
 from langchain_memkit.messages.trimming import is_summary, turn_starts
 from langchain_memkit.testing import FakeChatModel
 
@@ -100,8 +100,9 @@ class Case:
 
     @property
     def usable(self) -> int:
-        """What is left beside the answer."""
-        return self.max_tokens - self.reserve
+        """What is left beside the answer and the schemas of an agent's tools."""
+        schemas = 0 if self.door != "agent" or self.counter is len else count_tool_tokens([look], self.tokens)
+        return self.max_tokens - self.reserve - schemas
 
     def sources(self) -> list[Notes]:
         """The memories."""
@@ -211,17 +212,17 @@ def check(case: Case, shown: Messages, call: int) -> None:
         assert case.tokens(shown) == needed
         return
     assert case.tokens(shown) <= case.usable
+    if loop:  # it claims its part of the room in steps, see test_long_runs.py
+        return
     # The dialogue keeps half of what is left, or its newest turn.
     free = case.usable - case.tokens([*lead, *asked])
-    if case.door == "agent" and len(loop) < 2 * call:  # some of the run are left out: it alone is more than its share
-        assert case.tokens([m for at, size in enumerate(case.loop[:call]) for m in step(at, size)]) > free // 2
-        return
     if case.summary is not None:
         return
     stored = [m for m in case.history() if not isinstance(m, SystemMessage)]
     starts = turn_starts(stored)
-    newest = case.tokens(stored[starts[-1] :]) if starts and not loop else 0
-    share = max(free // 2, newest if newest <= free else 0) - case.tokens(loop)
+    # In an agent's run no older turn must stay beside notes.
+    newest = case.tokens(stored[starts[-1] :]) if starts and case.door != "agent" else 0
+    share = max(free // 2, newest if newest <= free else 0)
     sure = [stored[start:] for start in starts if case.tokens(stored[start:]) <= share]
     if case.door in ("chain", "agent"):
         assert len(past) >= max(map(len, sure), default=0)
@@ -329,22 +330,22 @@ def test_every_memory_has_a_share() -> None:
 
 
 def test_a_rag_chain_has_the_same_budget() -> None:
-    """Past, question and notes are within the chain's budget; instruction and documents come in addition."""
+    """Past, question, notes, instruction and documents are within the chain's budget."""
     model = FakeChatModel()
     rag = create_conversational_rag_chain(
         model,
         lambda question: [Document("The ferry leaves at nine.")],
         SQLiteChatMessageHistory.factory(":memory:"),
-        max_tokens=300,
+        max_tokens=500,
         memories=[Notes("a", [30] * 20)],
     )
     for i in range(9):
         rag.invoke({"input": f"When does ferry {i} leave?"}, U1)
     for shown in model.calls:
         if isinstance(shown[0], SystemMessage):
-            [note, documents] = [m for m in shown if is_note(m)]
+            [note, _documents] = [m for m in shown if is_note(m)]
             assert len(records_of(note)) > 2
-            assert approximate_tokens([m for m in shown[1:] if m is not documents]) <= 300
+            assert approximate_tokens(shown) <= 500
 
 
 def test_composed_by_hand() -> None:
@@ -429,18 +430,20 @@ def test_the_newest_turn_stays_beside_a_summary() -> None:
 
 
 def test_raise_in_a_run_is_for_what_must_be_shown() -> None:
-    """With `"raise"` an agent goes on after results that the model has seen; one that it has not is an error."""
+    """With `"raise"` an agent goes on after long results, and is not called if its system prompt alone is too long."""
     with SQLiteChatMessageHistory.factory(":memory:") as histories:
-        fits = create_trim_preprocessor(200, on_overflow="raise")
+        fits = create_trim_preprocessor(300, on_overflow="raise")
         middleware = MessageHistoryMiddleware(histories, preprocessor=fits, memories=[Notes("a", [30] * 9)])
         for sizes in ([80, 80, 80], [10, 400]):
             LOOKED.update({i: step(i, size)[1].text for i, size in enumerate(sizes)})
             model = FakeChatModel(responses=[*(step(i, size)[0] for i, size in enumerate(sizes)), "Done."])
             agent = create_agent(model, [look], middleware=[middleware])
-            if sum(sizes) == 240:
-                agent.invoke({"messages": [HumanMessage("Look it up.")]}, U1)
-                assert all(approximate_tokens(shown) <= 200 for shown in model.calls)
-                assert len(model.calls) == 4
-            else:
-                with pytest.raises(ContextTooLargeError):
-                    agent.invoke({"messages": [HumanMessage("Look it up.")]}, U1)
+            agent.invoke({"messages": [HumanMessage("Look it up.")]}, U1)
+            tools = count_tool_tokens([look])
+            assert all(approximate_tokens(shown) + tools <= 300 for shown in model.calls)
+            assert len(model.calls) == len(sizes) + 1
+        model = FakeChatModel()
+        agent = create_agent(model, [look], middleware=[middleware], system_prompt="Be kind. " * 150)
+        with pytest.raises(ContextTooLargeError, match="room for 0 beside system prompt, tools"):
+            agent.invoke({"messages": [HumanMessage("Look it up.")]}, U1)
+        assert model.calls == []
