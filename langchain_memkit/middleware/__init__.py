@@ -29,7 +29,7 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import tool_schemas
 from langchain_memkit.middleware import run as runs
 from langchain_memkit.middleware.run import HistoryState, Marker, Run, RunHandle, State, StepCalls, ids_of_call
-from langchain_memkit.middleware.tools import NO_USER, memory_tools
+from langchain_memkit.middleware.tools import NO_USER, READ_RESULT, memory_tools, result_reader
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
 from langchain_memkit.runnables.session import Configurable, checked_function
 
@@ -69,6 +69,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         memories: Further memories for the model; loaded once in a run, before its first model call.
         tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
             first `KeyValueMemory.factory(store)` among `memories`.
+        read_results: Give the model the tool `read_result`, with which it reads a tool result again that was shortened
+            to fit, in whole or only the lines that hold a word.
         **options: `before_save` and all that begin with `on_`, as in `create_runnable_with_message_history`:
             `on_model_error` is for tools as well, `on_abort` for runs that are cancelled or closed, and the `.output`
             of a `HistoryWriteError` is the state's answer.
@@ -96,6 +98,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         *,
         max_tokens: int | None = None,
         tools: bool = False,
+        read_results: bool = False,
         **options: Unpack[TurnKeywords],
     ) -> None:
         super().__init__()
@@ -106,7 +109,11 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._calls: dict[str, StepCalls] = {}
         self._schemas: tuple[list[Any], str] = [], ""
         self._needs_user = tools
-        self.tools: Sequence[BaseTool] = memory_tools(self._turns) if tools else []
+        self._reader = READ_RESULT if read_results else None
+        self.tools: Sequence[BaseTool] = [
+            *(memory_tools(self._turns) if tools else ()),
+            *([result_reader(self._turns)] if read_results else ()),
+        ]
 
     def before_agent(self, state: HistoryState, runtime: Context) -> Update:
         """Start the turn; messages of the state that the transcript lacks are stored first."""
@@ -260,6 +267,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         context, prompt = run.context, self._options.prompt
         context.beside = [] if request.system_message is None else [request.system_message]
         context.schemas = self._schemas_of(request.tools)
+        context.reader = self._reader
         if prompt.preprocessor is None:
             prompt.measured.check_length(run.view.messages, request.model)
         messages: list[Any] = await self._turns.prompt(run, given, runs.messages_in(request.state), config)

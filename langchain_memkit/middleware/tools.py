@@ -1,22 +1,24 @@
-"""The tools with which the model of an agent keeps notes of its user."""
+"""The tools with which the model of an agent keeps notes of its user, and reads a shortened tool result again."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Annotated, Any, TypeAlias
 
 from langchain.tools import ToolRuntime
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from pydantic import Field
 
+from langchain_memkit._histories import load_history, turns_between
 from langchain_memkit._sync import Flow, Step, adrive, drive
 from langchain_memkit.base import HistoryView, Memory
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import compose_notes
-from langchain_memkit.messages.text import one_line
-from langchain_memkit.middleware.run import AgentTurns, ids_of_call
+from langchain_memkit.messages.text import message_text, one_line
+from langchain_memkit.middleware.run import AgentTurns, RunHandle, ids_of_call, messages_in
 
 NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
 
@@ -27,6 +29,10 @@ SHOWN_TITLES = 50
 
 Title: TypeAlias = Annotated[str, Field(description="A few words that the note is found by, as the user says them.")]
 Text: TypeAlias = Annotated[str, Field(description="What to keep, in full.")]
+CallId: TypeAlias = Annotated[str, Field(description="The call_id that stands in the shortened result.")]
+Word: TypeAlias = Annotated[
+    str | None, Field(description="Give only the lines that hold this word or phrase; without it all of the result.")
+]
 Query: TypeAlias = Annotated[str, Field(description="What to look for, in a few words.")]
 
 
@@ -79,6 +85,96 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         _tool(recall, "Look up what is known of the user from notes and earlier conversations."),
         _tool(forget, "Strike out the note with this title."),
     ]
+
+
+READ_RESULT = "read_result"
+
+
+def result_reader(turns: AgentTurns) -> BaseTool:
+    """Return the tool that gives a shortened tool result of this session and user in full, or some of its lines."""
+
+    async def read_result(call_id: CallId, runtime: ToolRuntime, word: Word = None) -> str:
+        result = _result_of(_own_messages(runtime.state), call_id)
+        if result is None:
+            result = await _stored_result(turns, call_id, runtime)
+        if result is None:
+            raise ToolException(f"There is no result of a call with the id {call_id[:MAX_TITLE]!r}.")
+        text = message_text(result)
+        return text if not word else lines_with(text, word)
+
+    return _tool(read_result, "Read a shortened result of an earlier tool call again.")
+
+
+def _own_messages(state: Any) -> list[BaseMessage]:
+    """Return the messages of the run, from the agent's state; those of earlier turns are read from the transcript.
+
+    A state may still hold what was erased from the transcript since.
+    """
+    handle = state.get("memkit_run")
+    if not isinstance(handle, RunHandle):
+        return []
+    current = handle.run.own(messages_in(state))
+    known = {message.id for message in current}
+    return [*(message for message in handle.run.seen if message.id not in known), *current]
+
+
+def _result_of(messages: list[BaseMessage], call_id: str) -> ToolMessage | None:
+    """Return the newest result of a call."""
+    results = (m for m in reversed(messages) if isinstance(m, ToolMessage) and m.tool_call_id == call_id)
+    return next(results, None)
+
+
+async def _stored_result(
+    turns: AgentTurns, call_id: str, runtime: ToolRuntime, *, page: int = 50
+) -> ToolMessage | None:
+    """Search the transcript of the session for the result of a call, the newest turns first."""
+    session = await turns.bind(ids_of_call(runtime.config, runtime.context))
+    history = session.history
+    end = 0
+    if session.native:
+        newest: HistoryView = await Step(partial(history.view, max_messages=1), partial(history.aview, max_messages=1))
+        end = newest.seq
+    if not end:  # a layout without positions, or a history of another package
+        view = await load_history(history, None, runtime.config, native=session.native)
+        return _result_of(list(view.messages), call_id)
+    while end > 0:
+        begin = max(end - page, 0)
+        for turn in reversed(await turns_between(history, begin, end + 1)):
+            result = _result_of(turn.messages, call_id)
+            if result is not None:
+                return result
+        end = begin
+    return None
+
+
+def lines_with(text: str, word: str, *, around: int = 200) -> str:
+    r"""Return the lines of a text that hold a word, in order; of a long line what stands around the word.
+
+    Args:
+        text: The text.
+        word: A word or a phrase; upper and lower case are the same.
+        around: Number of characters before and after the word, in a line of more than twice as many.
+
+    Example:
+        >>> lines_with("Tea at five.\nDinner at eight.", "dinner")
+        'Dinner at eight.'
+    """
+    found: list[str] = []
+    for line in text.splitlines():
+        places = [match.start() for match in re.finditer(re.escape(word), line, re.IGNORECASE)]
+        if not places:
+            continue
+        if len(line) <= 2 * around:
+            found.append(line)
+            continue
+        end = 0
+        for place in places:
+            if place >= end:
+                begin, end = max(place - around, 0), place + len(word) + around
+                found.append(f"... {line[begin:end]} ...")
+    if not found:
+        return f"No line holds {word[:MAX_TITLE]!r}."
+    return "\n".join(found)
 
 
 def _tool(flow: Callable[..., Flow[str]], about: str) -> BaseTool:
