@@ -7,6 +7,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import UTC, tzinfo
 from typing import Any, TypeAlias, Unpack, get_args
 
 from langchain_core.documents import Document
@@ -20,6 +21,7 @@ from langchain_core.runnables.utils import AddableDict
 
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import CONDENSED, EventRecorder, Step, adrive, closing_stream, drive
+from langchain_memkit._timezones import timezones_named
 from langchain_memkit.base import CONTEXT as TURN
 from langchain_memkit.base import GetSessionHistory, Window, check_arguments, check_one_of, check_prompt, check_size
 from langchain_memkit.errors import ConfigurationError, UnsupportedOutputError
@@ -90,8 +92,10 @@ FRAME = (
 NOTHING = "No record was found for the next question."
 
 
-def context_message(documents: Sequence[Document]) -> HumanMessage:
+def context_message(documents: Sequence[Document], zone: tzinfo = UTC) -> HumanMessage:
     """Format documents as numbered records, quoted line by line; without documents, say that none was found.
+
+    Dates with an offset are quoted in the time zone.
 
     Example:
         >>> note = context_message([Document("Tea at five.", metadata={"source": "house.md"})]).text
@@ -101,9 +105,11 @@ def context_message(documents: Sequence[Document]) -> HumanMessage:
         'No record was found for the next question.'
     """
     # `explain_turn` shows the kind of memory.
-    records = enumerate(map(record_of, documents), 1)
+    records = enumerate((record_of(document, zone) for document in documents), 1)
     numbered = [replace(record, about=f"[{i}] {record.about}".strip(), memory="retriever") for i, record in records]
-    framed = "\n".join([FRAME, "<records>", *map(lines_of, numbered), "</records>"]) if numbered else NOTHING
+    zones = timezones_named(record.date for record in numbered)
+    frame = f"{FRAME} Dates are in {zones}." if zones else FRAME
+    framed = "\n".join([frame, "<records>", *map(lines_of, numbered), "</records>"]) if numbered else NOTHING
     return note_message(numbered, lambda _: framed)
 
 
@@ -129,7 +135,8 @@ class RagPrompt:
         """Build the input of the model from the chain's input with `chat_history` and `context`."""
         # The records come just before the question, so that the instruction and the past before them stay a constant
         # prefix.
-        records, past = context_message(value["context"]), [*value["chat_history"], *before]
+        zone = getattr(config.get("configurable", {}).get(TURN), "timezone", None) or UTC
+        records, past = context_message(value["context"], zone), [*value["chat_history"], *before]
         template = self._instruction
         if isinstance(template, str):
             return [SystemMessage(template), *past, records, question]
@@ -329,8 +336,8 @@ def create_conversational_rag_chain(
             `last_questions(n)`. None: the conversation, answers included.
         max_tokens: Budget for the past conversation with the new question; older turns are left out. None: no limit.
             Not used with `n_questions` or a `preprocessor`.
-        **options: Further options of `create_runnable_with_message_history`: `preprocessor`, `memories`, `before_save`,
-            and all that begin with `on_`.
+        **options: Further options of `create_runnable_with_message_history`: `preprocessor`, `memories`, `timezone`,
+            `before_save`, and all that begin with `on_`. The documents' dates are quoted in that time zone as well.
 
     Returns:
         A runnable from `{"input": question}` to a dict with `input`, `chat_history`, `context` (the documents),

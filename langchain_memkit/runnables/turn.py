@@ -202,12 +202,12 @@ class HistoryTurn(Runnable[Any, Any]):
         session = await prompt.bind(self._specs, configurable, history)
         check_replaces(configurable.get("replaces"), history)
         # The runnable finds the history where LangChain's class puts it.
-        context = TurnContext(scale=scale)
+        context = TurnContext(scale=scale, timezone=session.timezone)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view, given, known = await self._read(given, session, config)
         context.asked = asked = self._asked(given, known)
         context.past = view.messages
-        loaded = await prompt.load(session.memories, view, asked, config)
+        loaded = await prompt.load(session, view, asked, config)
         past, _, note = await prompt.compose(context, loaded, config)
         asked_ids = {m.id for m in asked if m.id}
         # A client may resend stored messages as input; the model must not see them twice.
@@ -237,7 +237,7 @@ class HistoryTurn(Runnable[Any, Any]):
         self, given: list[BaseMessage], session: BoundSession, config: RunnableConfig
     ) -> tuple[HistoryView, list[BaseMessage], set[str]]:
         """Read the past; return it with the input, and with the ids of those of its messages that are stored."""
-        history, native, memories = session
+        history, native, memories, _ = session
         prompt, known, view = self._options.prompt, set[str](), None
         reads = as_step(lambda: load_history(history, prompt.preprocessor, config, native=native))
         replaces = config["configurable"].get("replaces")
