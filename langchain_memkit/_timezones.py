@@ -36,7 +36,7 @@ def check_timezone(given: TimezoneLike) -> tzinfo | TimezoneOfUser | None:
     # A zone of pytz cannot simply be put into a time.
     name = "UTC" if given is UTC else getattr(given, "zone", given)
     if isinstance(name, str):
-        return _named(name)
+        return named_timezone(name)
     if given is None or isinstance(given, tzinfo):
         return given
     if callable(given) and not isinstance(given, type):
@@ -46,7 +46,8 @@ def check_timezone(given: TimezoneLike) -> tzinfo | TimezoneOfUser | None:
     raise ConfigurationError(f"timezone must be {example}, not {kind}")
 
 
-def _named(name: str) -> tzinfo:
+def named_timezone(name: str) -> tzinfo:
+    """Return the zone of a name; raise a ConfigurationError with a similar one if there is none."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # not found, not a key, the name of a folder

@@ -66,9 +66,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         memories: Further memories for the model; loaded once in a run, before its first model call.
         tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
             first `KeyValueMemory.factory(store)` among `memories`.
-        **options: `timezone`, `before_save` and all that begin with `on_`, as in `create_runnable_with_message_history`:
-            `on_model_error` is for tools as well, `on_abort` for runs that are cancelled or closed, and the `.output`
-            of a `HistoryWriteError` is the state's answer.
+        **options: `timezone`, `before_save` and all that begin with `on_`, as in
+            `create_runnable_with_message_history`: `on_model_error` is for tools as well, `on_abort` for runs that are
+            cancelled or closed, and the `.output` of a `HistoryWriteError` is the state's answer.
 
     Raises:
         ConfigurationError: The options do not fit together.
