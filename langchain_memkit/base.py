@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Real
@@ -103,6 +103,7 @@ class Query(str):
         trial: Whether this is a dry run, which must not store anything.
         remarks: A list to which a memory may append a line for each thing that it left out, and why: `explain_turn`
             shows them. None unless they are wanted.
+        timezone: The zone in which the user's days are meant; None if the app has named none, which stands for UTC.
 
     Example:
         >>> query = Query("Who wrote it?")
@@ -110,13 +111,14 @@ class Query(str):
         ('WHO WROTE IT?', (), ())
     """
 
-    __slots__ = ("epoch", "past", "remarks", "seen", "trial")
+    __slots__ = ("epoch", "past", "remarks", "seen", "timezone", "trial")
 
     past: Sequence[BaseMessage]
     seen: Sequence[BaseMessage]
     epoch: int
     trial: bool
     remarks: list[str] | None
+    timezone: tzinfo | None
 
     def __new__(
         cls,
@@ -127,6 +129,7 @@ class Query(str):
         *,
         trial: bool = False,
         remarks: list[str] | None = None,
+        timezone: tzinfo | None = None,
     ) -> Query:
         """Create a query from a text; `seen` defaults to all of the past."""
         query = super().__new__(cls, text)
@@ -135,6 +138,7 @@ class Query(str):
         query.epoch = epoch
         query.trial = trial
         query.remarks = remarks
+        query.timezone = timezone
         return query
 
 
@@ -397,6 +401,7 @@ class TurnContext:
         notes: The notes that memories recalled, which are placed beside the new input and share the budget as well;
             while the preprocessor runs, all that they would like to show.
         scale: Fraction of every budget that may be used: below 1 after the model said that the prompt was too long.
+        timezone: The zone in which the user's days are quoted; None stands for UTC.
         used: Set by preprocessors: whether a smaller scale would change anything.
         reports: What each preprocessor did, by its name, for the trace of the turn.
         beside: What else the model is given: system prompt, what the chain's prompt adds, documents.
@@ -414,6 +419,7 @@ class TurnContext:
     past: Sequence[BaseMessage] = ()
     notes: Sequence[BaseMessage] = ()
     scale: float = 1.0
+    timezone: tzinfo | None = None
     used: bool = False
     reports: dict[str, Any] = field(default_factory=dict)
     beside: Sequence[BaseMessage] = ()

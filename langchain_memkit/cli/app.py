@@ -18,6 +18,7 @@ from langchain_core.messages import BaseMessage, message_to_dict
 
 import langchain_memkit
 from langchain_memkit import migrate as migration
+from langchain_memkit._timezones import in_timezone, named_timezone
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, inspection
 from langchain_memkit.backends.sqlite.database import REPAIR, TABLES
 from langchain_memkit.base import Turn, check_path
@@ -93,6 +94,7 @@ To = Annotated[Text, _option("--to", f"A file or URI to write; else {TO_URI} or 
 Places = Annotated[list[str] | None, typer.Argument(metavar="[WHERE]...", help=f"Files and URIs; else {URI}.")]
 In = Annotated[list[str] | None, _option("--in", f"A file or URI; give it again for more; else {URI}.", "WHERE")]
 OnlyUser = Annotated[Text, _option("--user", "Only this user's conversations.")]
+Timezone = Annotated[str, _option("--timezone", "In which days and times are shown, as Australia/Sydney; else UTC.")]
 Owner = Annotated[Text, _option("--user", "Give everything to this user.")]
 
 
@@ -242,6 +244,7 @@ def report(
     database: Database = None,
     collection: OnlyCollection = None,
     user_id_key: UserIdKey = "userId",
+    timezone: Timezone = "UTC",
     yes: Yes = False,
     no_progress: NoProgress = False,
     quiet: Quiet = False,
@@ -252,10 +255,11 @@ def report(
     One file for a browser: no server, no script, nothing is loaded.
     """
     output, names = ctx.obj, Target("", database, collection, user_id_key=user_id_key)
+    zone = named_timezone(timezone)
     _ask_to_replace(output, file, yes)
     output.beside = file == STREAM
     bar = _wants_bar(output, no_progress) and file != STREAM
-    return write_report(output, user, _places(places, names, "WHERE"), file, progress=bar)
+    return write_report(output, user, _places(places, names, "WHERE"), file, zone=zone, progress=bar)
 
 
 @app.command()
@@ -287,18 +291,20 @@ def list_(
     user: OnlyUser = None,
     limit: Limit = 20,
     before: Annotated[Text, _option("--before", "Go on after this session: a cursor that --json prints.")] = None,
+    timezone: Timezone = "UTC",
     database: Database = None,
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """List conversations, the last used first: of a user, else of everybody, each user's in turn."""
+    when = Clock(timezone)
     with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
         listed = partial(histories.list_sessions, limit=limit, before=before)
         found = [(owner, info) for owner in _owners(histories, user) for info in listed(owner or None)]
     objects = [{"user_id": owner, **asdict(info), "cursor": info.cursor} for owner, info in found]
-    rows = [(_when(info.updated_at), owner, info.session_id, info.turns, info.title) for owner, info in found]
-    ctx.obj.table(("last used", "user", "session", "turns", "title"), rows, objects if as_json else None)
+    rows = [(when(info.updated_at), owner, info.session_id, info.turns, info.title) for owner, info in found]
+    ctx.obj.table((when.head("last used"), "user", "session", "turns", "title"), rows, objects if as_json else None)
 
 
 @app.command()
@@ -308,13 +314,14 @@ def show(
     source: From = None,
     user: Annotated[Text, _option("--user", "Whose; else a conversation without an owner.")] = None,
     last: Annotated[int | None, _option("--last", "Only so many of the newest messages.", "N", 1)] = None,
+    timezone: Timezone = "UTC",
     database: Database = None,
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Print a conversation."""
-    output = ctx.obj
+    output, when = ctx.obj, Clock(timezone)
     place = Target(_where(source, FROM_URI), database, collection)
     with closing(_histories(place)) as histories:
         messages: list[tuple[Turn, BaseMessage]] = []
@@ -327,7 +334,8 @@ def show(
         output.objects({"seq": t.seq, "created_at": t.created_at, **message_to_dict(m)} for t, m in messages)
     else:
         for turn, said in messages:
-            output.said(said.name or role_of(said), f"{_when(turn.created_at)}  turn {turn.seq}", message_text(said))
+            at = f"{when(turn.created_at)} {when.zone}" if turn.created_at else ""
+            output.said(said.name or role_of(said), f"{at}  turn {turn.seq}", message_text(said))
 
 
 @app.command()
@@ -337,18 +345,20 @@ def search(
     source: From = None,
     user: OnlyUser = None,
     limit: Limit = 20,
+    timezone: Timezone = "UTC",
     database: Database = None,
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Find what was said, the newest first: by a user, else by everybody, each user in turn."""
+    when = Clock(timezone)
     with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
         said = partial(histories.search_messages, text=" ".join(words), limit=limit)
         found = [(owner, hit) for owner in _owners(histories, user) for hit in said(owner or None)]
     objects = [{"user_id": o, **asdict(h), "message": message_to_dict(h.message)} for o, h in found]
-    rows = [(_when(h.created_at), o, h.session_id, h.seq, role_of(h.message), h.excerpt) for o, h in found]
-    ctx.obj.table(("said", "user", "session", "turn", "by", "text"), rows, objects if as_json else None)
+    rows = [(when(h.created_at), o, h.session_id, h.seq, role_of(h.message), h.excerpt) for o, h in found]
+    ctx.obj.table((when.head("said"), "user", "session", "turn", "by", "text"), rows, objects if as_json else None)
 
 
 @app.command()
@@ -356,12 +366,14 @@ def stats(
     ctx: typer.Context,
     source: From = None,
     user: OnlyUser = None,
+    timezone: Timezone = "UTC",
     database: Database = None,
     collection: Collection = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Count the sessions and turns of each user."""
+    when = Clock(timezone)
     rows: list[dict[str, object]] = []
     with closing(_histories(Target(_where(source, FROM_URI), database, collection))) as histories:
         for owner in _owners(histories, user):
@@ -370,8 +382,9 @@ def stats(
             first, last = min(dates, default=None), max(dates, default=None)
             turns = sum(info.turns for info in sessions)
             rows.append({"user_id": owner, "sessions": len(sessions), "turns": turns, "first": first, "last": last})
-    cells = [[_when(v) if isinstance(v, datetime) else "" if v is None else v for v in row.values()] for row in rows]
-    ctx.obj.table(("user", "sessions", "turns", "first", "last"), cells, rows if as_json else None)
+    cells = [[when(v) if isinstance(v, datetime) else "" if v is None else v for v in row.values()] for row in rows]
+    heads = ("user", "sessions", "turns", when.head("first"), when.head("last"))
+    ctx.obj.table(heads, cells, rows if as_json else None)
 
 
 def _ask_to_replace(output: Output, file: str, yes: bool) -> None:
@@ -395,8 +408,19 @@ def _owners(histories: AnyFactory, user: str | None) -> list[str]:
     return [user] if user is not None else store.run(store.owners())
 
 
-def _when(date: datetime | None) -> str:
-    return f"{date.astimezone():%Y-%m-%d %H:%M}" if date else ""
+class Clock:
+    """Shows times in the zone that `--timezone` names, and says in the head of a column which that is."""
+
+    def __init__(self, name: str) -> None:
+        self.zone = named_timezone(name)
+
+    def __call__(self, at: datetime | None) -> str:
+        """Return a time as it is shown; an empty text for none."""
+        return f"{in_timezone(at, self.zone):%Y-%m-%d %H:%M}" if at else ""
+
+    def head(self, name: str) -> str:
+        """Return the head of a column of times."""
+        return f"{name} ({self.zone})"
 
 
 def _where(where: str | None, *names: str) -> str:

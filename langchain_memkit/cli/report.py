@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from importlib.resources import files
 from itertools import accumulate, islice
 from string import Template
@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import langchain_memkit
 from langchain_memkit._progress import progress_bar
+from langchain_memkit._timezones import in_timezone, timezone_name
 from langchain_memkit.base import SessionInfo, check_id, user_prefix
 from langchain_memkit.cli.output import Output, writable
 from langchain_memkit.cli.purge import SHELVES, open_stores
@@ -63,7 +64,7 @@ SAID = ("at", "said", "in session")
 class Findings:
     """Everything that the page shows; what has expired at the time of the report is left out."""
 
-    now: datetime
+    now: datetime  # in the time zone in which days and times are shown
     total: Counter[str] = field(default_factory=Counter)
     conversations: list[Html] = field(default_factory=list)
     days: dict[str, Counter[date]] = field(default_factory=lambda: {name: Counter() for name in CHARTS})
@@ -81,9 +82,19 @@ class Findings:
     sizes: list[tuple[str, str, int]] = field(default_factory=list)  # what, where, how many
     characters: Counter[tuple[str, str]] = field(default_factory=Counter)  # of text, by what and where
 
+    def local(self, at: datetime) -> datetime:
+        """Return a time in the zone of the page."""
+        return in_timezone(at, self.now.tzinfo or UTC)
+
 
 def write_report(
-    output: Output, user_id: str | None, places: Sequence[Target], file: str, *, progress: bool = False
+    output: Output,
+    user_id: str | None,
+    places: Sequence[Target],
+    file: str,
+    *,
+    zone: tzinfo = UTC,
+    progress: bool = False,
 ) -> int:
     """Write the page about a user to a file; return 1 if something could not be read.
 
@@ -92,6 +103,7 @@ def write_report(
         user_id: The user; None for what was stored without one.
         places: The files and databases to read; what they hold is added up.
         file: The page to write; `-` is stdout.
+        zone: The time zone of the user, in which days and times are shown.
         progress: Whether to draw a progress bar.
 
     Raises:
@@ -99,7 +111,7 @@ def write_report(
         HistoryReadError: A place cannot be read; nothing was written.
     """
     owner = "" if user_id is None else check_id(user_id, "user_id")
-    found = Findings(datetime.now(UTC))
+    found = Findings(datetime.now(zone))
     with ExitStack() as opened:
         targets = [opened.enter_context(writable(file, place)) for place in places]
         parts = [part for place in places for part in open_stores(place, owner, output, opened)]
@@ -147,8 +159,8 @@ def _read_session(
         found.total.update({"turns": 1, "damaged": len(turn.problems)})
         messages, epoch = messages + len(turn.messages), turn.epoch
         if turn.created_at:
-            dates = [*dates[:1], turn.created_at]
-            found.days["turns"][turn.created_at.date()] += 1
+            dates = [*dates[:1], found.local(turn.created_at)]
+            found.days["turns"][dates[-1].date()] += 1
         for message, n in zip(turn.messages, turn.tokens, strict=False):
             text = message_text(message)
             tokens[ROLES.get(role_of(message), "others")] += n
@@ -203,7 +215,8 @@ def _read_keys(found: Findings, where: str, store: KeyValueStore, prefix: str) -
         for key, row in _rows(store, prefix + shelf, found.now):
             kind, _, path = key.partition("/")
             generation, _, fact = path.rpartition("/")
-            at, text = _when(row.get("at")), known(str, row.get("text"))
+            stored, text = _when(row.get("at")), known(str, row.get("text"))
+            at = stored and found.local(stored)
             name, title, surface, label, *sessions = (known(str, row.get(each))[:TEXT] for each in FIELDS)
             if not text or (kind == "fact" and generation not in live):
                 continue
@@ -272,7 +285,7 @@ def html(template: str, *values: object) -> Html:
 
 def _shown(value: object) -> str:
     if isinstance(value, datetime):
-        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M}"
+        return f"{value:%Y-%m-%d %H:%M}"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value or "")
 
 
@@ -293,7 +306,8 @@ def _page(found: Findings, of: str, places: str) -> str:
     return Template(template).substitute(
         digest=f"sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode()}",
         title=html("Conversations {}", of),
-        about=html("<bdi>{}</bdi>, {} UTC", places, found.now),
+        about=html("<bdi>{}</bdi>, {} {}", places, found.now, timezone_name(found.now)),
+        zone=html("{}", timezone_name(found.now)),
         version=html("{}", getattr(langchain_memkit, "__version__", "")),
         links=joined(html('<a href="#{}">{}</a>', head, head) for head, _ in sections),
         tiles=joined(html("<div><dt>{}</dt><dd>{}</dd></div>", n, found.total[n]) for n in TOTALS if found.total[n]),

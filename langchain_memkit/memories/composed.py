@@ -419,11 +419,12 @@ class ComposedMemory(Memory):
         # as seen.
         sure = [*composer.kept(dialogue), *given.seen]
         past = [*dialogue, *given.past]
-        asked = Query(str(query), past, given.epoch, sure, trial=given.trial, remarks=given.remarks)
+        more: Any = {"trial": given.trial, "remarks": given.remarks, "timezone": given.timezone}
+        asked = Query(str(query), past, given.epoch, sure, **more)
         results = await load_all(self._sources, asked, self._on_load_error)
         found: list[Recalled] = [(records, None)]
         for source, messages in zip(self._sources, results, strict=True):
-            found.append((notes.tag_source(messages, fanout.name_of(source.memory)), source.max_tokens))
+            found.append((notes.tag_source(messages, fanout.name_of(source.memory), given.timezone), source.max_tokens))
         # Our own counter and template are fast and may run on the event loop; the user's may block and get a thread.
         long = composer.counter is not approximate_tokens or composer.template is not notes.render_notes
         return await cpu_bound(partial(composer.compose, dialogue, found), long=long)

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_memkit import base
 from langchain_memkit._sync import adrive, cpu_bound, drive, internal_call, model_call
+from langchain_memkit._timezones import TimezoneLike, check_timezone, in_timezone, timezone_of_query
 from langchain_memkit.memories import rebuildable
 from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean, read_row, write_row
 from langchain_memkit.messages.notes import PREFERENCES, STATED, Record, note_message
@@ -104,7 +105,7 @@ class Preference(NamedTuple):
         text: The sentence.
         session_id: The conversation in which it was said or added.
         message_id: Id of the message that holds it; empty if it was added with `add`.
-        at: When it was said.
+        at: When it was said; aware, as `preferences` lists it in the time zone of the memory, by default UTC.
         given: Whether the message came with that id, so that a history can be asked for it.
         epoch: Epoch of the session; 0 if unknown.
         expires_at: When its turn expires; None for never.
@@ -165,10 +166,10 @@ def current(rows: Collection[Preference], now: datetime) -> list[Preference]:
     return list(kept)
 
 
-def record_of(row: Preference) -> Record:
-    """Return a line as it is quoted in a note."""
+def record_of(row: Preference, zone: tzinfo) -> Record:
+    """Return a line as it is quoted in a note, with its date in a time zone."""
     source, message = f"session {row.session_id}", row.message_id or None
-    return Record(row.text, STATED, "human", source, row.at, message, memory=PREFERENCES)
+    return Record(row.text, STATED, "human", source, in_timezone(row.at, zone), message, memory=PREFERENCES)
 
 
 def key_of(user_id: str, kind: str = "", session_id: str = "", name: str = "") -> str:
@@ -221,6 +222,8 @@ class PreferenceMemory(rebuildable.DerivedMemory):
             None for no model. If it fails, what was found is kept.
         read_only: `save` and `clear` do nothing; other changes raise a `ConfigurationError`.
         token_counter: Counts tokens, as in `create_trim_preprocessor`.
+        timezone: The zone in which days are quoted: a name ("Australia/Sydney"), a tzinfo, or a function of the user
+            id, plain or async, that returns either. None: that of the chain, else UTC.
         now: Returns the current time, aware; replace it in tests.
 
     Raises:
@@ -232,8 +235,8 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         >>> from langchain_core.messages import AIMessage, HumanMessage
         >>> memory = PreferenceMemory("s1", user_id="u1", now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
         >>> memory.save([HumanMessage("How far is Oslo? Always answer in metric units."), AIMessage("417 km.")])
-        >>> print(memory.load("How tall is Galdhøpiggen?")[0].text.partition("instructions. ")[2])
-        Each stated preference is how the user wants to be answered: follow it, unless it speaks against your rules.
+        >>> print(memory.load("How tall is Galdhøpiggen?")[0].text.partition("your rules. ")[2])
+        Dates are in UTC.
         <records>
         - stated preference (human, 2026-01-02, session s1):
         > Always answer in metric units.
@@ -254,6 +257,7 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         decide: Any = None,
         read_only: bool = False,
         token_counter: base.TokenCounterLike = None,
+        timezone: TimezoneLike = None,
         now: base.Now = base.utc_now,
     ) -> None:
         self._bind(session_id, user_id)
@@ -261,6 +265,7 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         self._core = PreferenceCore(in_memory.store_or_memory(store), read_only, now)
         self._budget = base.check_size(max_tokens, "max_tokens", 1), resolve_counter(token_counter)
         self._histories = get_session_history
+        self._timezone = check_timezone(timezone)
         self._model = None if decide is None else coerce_to_runnable(decide)
 
     @classmethod
@@ -350,7 +355,9 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         return current([row for row in known if (row.session_id, row.message_id) not in gone], self._core.now())
 
     async def _preferences(self) -> list[Preference]:
-        return await self._holding((await self._read(self._user))[0].values())
+        held = await self._holding((await self._read(self._user))[0].values())
+        zone = await timezone_of_query(self._timezone, self._user, "")
+        return [row._replace(at=in_timezone(row.at, zone)) for row in held]
 
     async def _prefetch(self) -> tuple[Rows, frozenset[str]]:
         return await self._read(self._user, self._session)
@@ -364,13 +371,14 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         held = await self._holding(rows.values(), getattr(query, "epoch", 0))
         seen = {(self._session, message.id) for message in getattr(query, "seen", ()) if message.id}
         unseen = [row for row in held if (row.session_id, row.message_id) not in seen]
-        return await cpu_bound(lambda: self._note(unseen, query), long=len(unseen) > 9)
+        zone = await timezone_of_query(self._timezone, self._user, query)
+        return await cpu_bound(lambda: self._note(unseen, query, zone), long=len(unseen) > 9)
 
-    def _note(self, rows: list[Preference], query: str) -> list[BaseMessage]:
+    def _note(self, rows: list[Preference], query: str, zone: tzinfo) -> list[BaseMessage]:
         """Return one note with the lines that fit, oldest first: the nearest to the question, then the newest."""
         words, chosen, notes = words_of(query), set[Preference](), list[BaseMessage]()
         for row in sorted(rows, key=lambda row: (len(words & words_of(row.text)), row.at), reverse=True):
-            note = note_message([record_of(other) for other in rows if other in chosen or other is row])
+            note = note_message([record_of(other, zone) for other in rows if other in chosen or other is row])
             if count_tokens([note], self._budget[1])[0] <= self._budget[0]:
                 chosen.add(row)
                 notes = [note]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from math import isfinite, nan
 from numbers import Real
 from typing import Any
@@ -12,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
+from langchain_memkit._timezones import in_timezone
 from langchain_memkit.base import Memory
 from langchain_memkit.messages.notes import Record, note_message
 
@@ -66,7 +67,8 @@ class RetrieverMemory(Memory):
         """Do nothing: a retriever is read-only."""
 
     def _note(self, found: Sequence[object], query: str) -> list[BaseMessage]:
-        records = [record_of(document) for document in found]
+        zone = getattr(query, "timezone", None) or UTC
+        records = [record_of(document, zone) for document in found]
         least = self.score_threshold
         # Documents without a score cannot be compared and are shown.
         shown = [r for r in records if least is None or r.score is None or r.score >= least]
@@ -78,14 +80,18 @@ class RetrieverMemory(Memory):
         return [note_message(shown)] if shown else []
 
 
-def record_of(document: object) -> Record:
-    """Convert a document to a quoted record, with title, source and date where its metadata has them."""
+def record_of(document: object, zone: tzinfo = UTC) -> Record:
+    """Convert a document to a quoted record, with title, source and date where its metadata has them.
+
+    A date with an offset is moved to the time zone; one without is quoted as it is.
+    """
     if not isinstance(document, Document):
         raise TypeError(f"a retriever must return documents, not {type(document).__name__}")
     known = document.metadata
     scores = (plain_score(known.get(key)) for key in ("relevance_score", "score"))
     score = next((score for score in scores if score is not None), None)
     when = _date(next((known[key] for key in ("date", "created_at", "timestamp") if key in known), None))
+    when = when and in_timezone(when, zone)
     about, source = (str(known.get(key) or "") for key in ("title", "source"))
     return Record(document.page_content, about, "", source, when, document.id, score=score)
 

@@ -71,9 +71,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             first `KeyValueMemory.factory(store)` among `memories`.
         read_results: Give the model the tool `read_result`, with which it reads a tool result again that was shortened
             to fit, in whole or only the lines that hold a word.
-        **options: `before_save` and all that begin with `on_`, as in `create_runnable_with_message_history`:
-            `on_model_error` is for tools as well, `on_abort` for runs that are cancelled or closed, and the `.output`
-            of a `HistoryWriteError` is the state's answer.
+        **options: `timezone`, `before_save` and all that begin with `on_`, as in
+            `create_runnable_with_message_history`: `on_model_error` is for tools as well, `on_abort` for runs that are
+            cancelled or closed, and the `.output` of a `HistoryWriteError` is the state's answer.
 
     Raises:
         ConfigurationError: The options do not fit together.

@@ -14,11 +14,12 @@ from pydantic import Field
 
 from langchain_memkit._histories import load_history, turns_between
 from langchain_memkit._sync import Flow, Step, adrive, drive
-from langchain_memkit.base import HistoryView, Memory
+from langchain_memkit.base import HistoryView
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.messages.text import message_text, one_line
 from langchain_memkit.middleware.run import AgentTurns, RunHandle, ids_of_call, messages_in
+from langchain_memkit.runnables.session import BoundSession
 
 NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
 
@@ -43,13 +44,13 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         msg = 'tools=True needs a memory for notes: put KeyValueMemory.factory(store) into memories (extra "matching")'
         raise ConfigurationError(msg)
 
-    async def bound(runtime: ToolRuntime) -> tuple[list[Memory], Any]:
-        """Return the memories of the call, and the one that keeps the notes."""
-        memories = (await turns.bind(ids_of_call(runtime.config, runtime.context))).memories
-        notes = next((memory for memory in memories if is_note_memory(memory)), None)
+    async def bound(runtime: ToolRuntime) -> tuple[BoundSession, Any]:
+        """Return the session of the call, and the memory that keeps the notes."""
+        session = await turns.bind(ids_of_call(runtime.config, runtime.context))
+        notes = next((memory for memory in session.memories if is_note_memory(memory)), None)
         if notes is None:
             raise ConfigurationError(NO_USER)
-        return memories, notes
+        return session, notes
 
     async def remember(title: Title, text: Text, runtime: ToolRuntime) -> str:
         _, notes = await bound(runtime)
@@ -62,11 +63,11 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         return f"Remembered: {title}"
 
     async def recall(query: Query, runtime: ToolRuntime) -> str:
-        memories, notes = await bound(runtime)
+        session, notes = await bound(runtime)
         asked = HumanMessage(_checked(query, "query", MAX_TEXT))
         # The model sees the conversation anyway, so memories search without it.
         nothing = HistoryView([], epoch=(runtime.state.get("memkit_turn") or {}).get("epoch", 0))
-        if note := compose_notes(await prompt.load(memories, nothing, [asked], runtime.config)):
+        if note := compose_notes(await prompt.load(session, nothing, [asked], runtime.config)):
             return str(note.text)
         titles: list[str] = await Step(notes.titles, notes.atitles)
         known = "; ".join(one_line(title) for title in titles[:SHOWN_TITLES])

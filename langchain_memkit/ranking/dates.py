@@ -7,7 +7,7 @@ import unicodedata
 from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, timedelta
+from datetime import date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ READ = 2000  # characters of a question that are read
 EPOCH = date(1970, 1, 1).toordinal()
 YEARS = 50  # years before the latest record in which a day without a year is looked for
 LEAP = 2000  # stands for any year; a leap year, so that 29 February is valid
+SECONDS = 86_400  # of a day
 FADE = 7.0  # days around a range in which closeness falls to 0: people often talk of things some days later
 
 CALENDAR = WORDS["calendar"]
@@ -155,19 +156,35 @@ def parse_date_ranges(text: str, today: date) -> Sequence[DateRange]:
     return found[:MOST]
 
 
-def date_proximity(found: Sequence[DateRange], days: Doubles) -> Doubles:
-    """Score how close days (since 1970) are to the nearest range: 1 inside it, 0 from a week away, or if `nan`."""
-    close = np.zeros(len(days))
-    known = days[~np.isnan(days)]
+def date_proximity(found: Sequence[DateRange], times: Doubles, zone: tzinfo) -> Doubles:
+    """Score how close times are to the nearest range: 1 inside it, 0 from a week away, or if `nan`.
+
+    Args:
+        found: The ranges.
+        times: Seconds since 1970, UTC.
+        zone: The zone in which the days of the ranges are meant. They are turned into times, since a zone has no fixed
+            offset by which all times could be turned into days.
+    """
+    close = np.zeros(len(times))
+    known = times[~np.isnan(times)]
     if not len(known):
         return close
     latest = _year(known.max()) + 1
     years = range(max(_year(known.min()) - 1, latest - YEARS), latest + 1)
     for period in found:
         for first, last in _in_years(period, years) if period.yearly else [period[:2]]:
-            away = np.maximum(first.toordinal() - EPOCH - days, days - (last.toordinal() - EPOCH))
+            begin, end = _midnight(first, zone), _midnight(last, zone, days=1)
+            away = np.maximum(np.ceil((begin - times) / SECONDS), np.floor((times - end) / SECONDS) + 1)
             close = np.fmax(close, np.clip(1 - away / FADE, 0, 1))
     return close
+
+
+def _midnight(day: date, zone: tzinfo, days: int = 0) -> float:
+    """Return when a day begins in a zone, or the day that is `days` later; the calendar's ends are infinitely far."""
+    if day in (date.min, date.max):
+        return np.inf if day == date.max else -np.inf
+    # Where the clock skips midnight, and where it shows it twice, this is the day's first moment.
+    return datetime.combine(day + timedelta(days), time(), zone).timestamp()
 
 
 def _in_english(text: str) -> str:
@@ -256,5 +273,5 @@ def _in_years(period: DateRange, years: Iterable[int]) -> Iterator[tuple[date, d
             yield period.first.replace(year=year), period.last.replace(year=year, day=min(last, period.last.day))
 
 
-def _year(number: float) -> int:
-    return date.fromordinal(int(number) + EPOCH).year
+def _year(moment: float) -> int:
+    return date.fromordinal(int(moment // SECONDS) + EPOCH).year

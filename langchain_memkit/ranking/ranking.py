@@ -178,7 +178,7 @@ class Question:
 
     text: str
     vector: npt.ArrayLike | None
-    now: datetime  # the time of asking, aware
+    now: datetime  # the time of asking, aware, in the zone in which days are meant
     similar: Mapping[str, float] | None = None  # by record id, from a third-party store, instead of the vector
     accessed: Mapping[str, datetime] = field(default_factory=dict)  # last access by record id
 
@@ -283,9 +283,9 @@ def _parts(
     session += ranking.session * min_max_scale(found.session)
     if found.theirs.any():
         speaker -= ranking.speaker * parts.sum(axis=0) * ~found.theirs
-    named = parse_date_ranges(question.text, question.now.astimezone(UTC).date()) if ranking.date else []
+    named = parse_date_ranges(question.text, question.now.date()) if ranking.date else []
     if named:
-        close = date_proximity(named, np.floor(view.times / 86_400))
+        close = date_proximity(named, view.times, question.now.tzinfo or UTC)
         date += ranking.date * (close - close.min())
     if ranking.recency:
         recent += ranking.recency * min_max_scale(recency(view, question.accessed, question.now, ranking.decay_rate))

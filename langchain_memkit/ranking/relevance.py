@@ -22,7 +22,6 @@ WHOLE, MOST = 1.0, 0.75  # points for a record with at least this share of the w
 # record holds, and is a task; and for a record of a past day that the question names.
 SPEAKER, ONESELF, ACQUAINTANCE, STRANGER, TASK, DAY = 2.0, 0.8, 1.0, -1.5, -1.5, 1.0
 READ = 2000  # characters of a question that are read
-SECONDS = 86_400  # seconds of a day
 
 OWN = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us|i'm|i've|i'd)\b|[\u6211\u79c1\u50d5\u4ffa]", re.IGNORECASE)
 # Phrases with "I", "me" or "we" that are not about the user: "How do I tie a tie?", "Give me a riddle".
@@ -95,10 +94,10 @@ def relevance_to(
         numbers = numbers + NEARNESS * np.where(index.embedded, apart, LOWEST)
     elif usual is not None:
         numbers = numbers + UNKNOWN + ALONE * about * (found.share - 0.5)
-    today = now.astimezone(UTC).date()
+    today = now.date()
     # "Before March" leaves most records of a long memory, so it says little about any of them.
     if past := [when for when in parse_date_ranges(question, today) if date.min < when.first and when.last < today]:
-        numbers = numbers + DAY * date_proximity(past, np.floor(index.view.times / SECONDS))
+        numbers = numbers + DAY * date_proximity(past, index.view.times, now.tzinfo or UTC)
     told = [name in index.postings for name in _names(question, language, asked)]
     points = SPEAKER * bool(asked.names) + ONESELF * about + ACQUAINTANCE * any(told) + STRANGER * (not all(told))
     if not (asked.names or about or any(told) or past) and DO.search(question):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import UTC, tzinfo
 from typing import Any, TypeAlias, Unpack, get_args
 
 from langchain_core.documents import Document
@@ -20,6 +21,7 @@ from langchain_core.runnables.utils import AddableDict
 
 from langchain_memkit._histories import has_native
 from langchain_memkit._sync import CONDENSED, EventRecorder, Step, adrive, closing_stream, drive
+from langchain_memkit._timezones import timezones_named
 from langchain_memkit.base import CONTEXT as TURN
 from langchain_memkit.base import (
     GetSessionHistory,
@@ -98,8 +100,10 @@ FRAME = (
 NOTHING = "No record was found for the next question."
 
 
-def context_message(documents: Sequence[Document]) -> HumanMessage:
+def context_message(documents: Sequence[Document], zone: tzinfo = UTC) -> HumanMessage:
     """Format documents as numbered records, quoted line by line; without documents, say that none was found.
+
+    Dates with an offset are quoted in the time zone.
 
     Example:
         >>> note = context_message([Document("Tea at five.", metadata={"source": "house.md"})]).text
@@ -109,9 +113,11 @@ def context_message(documents: Sequence[Document]) -> HumanMessage:
         'No record was found for the next question.'
     """
     # `explain_turn` shows the kind of memory.
-    records = enumerate(map(record_of, documents), 1)
+    records = enumerate((record_of(document, zone) for document in documents), 1)
     numbered = [replace(record, about=f"[{i}] {record.about}".strip(), memory="retriever") for i, record in records]
-    framed = "\n".join([FRAME, "<records>", *map(lines_of, numbered), "</records>"]) if numbered else NOTHING
+    zones = timezones_named(record.date for record in numbered)
+    frame = f"{FRAME} Dates are in {zones}." if zones else FRAME
+    framed = "\n".join([frame, "<records>", *map(lines_of, numbered), "</records>"]) if numbered else NOTHING
     return note_message(numbered, lambda _: framed)
 
 
@@ -131,13 +137,13 @@ class RagPrompt:
             msg = f"prompt has places for messages, {others}, and none is 'chat_history': it is given none of the past"
             warnings.warn(msg, stacklevel=3)
 
-    def beside(self, documents: Sequence[Document], before: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def beside(self, documents: Sequence[Document], before: Sequence[BaseMessage], zone: tzinfo) -> list[BaseMessage]:
         """Return what the model is given beside past and question: instruction, records, other new messages."""
         template = self._instruction
         if isinstance(template, str):
-            return [SystemMessage(template), *before, context_message(documents)]
+            return [SystemMessage(template), *before, context_message(documents, zone)]
         # What a template of the user's adds is measured where the model is called.
-        return [*before, context_message(documents)]
+        return [*before, context_message(documents, zone)]
 
     async def build(
         self, value: Mapping[str, Any], before: Sequence[BaseMessage], question: BaseMessage, config: RunnableConfig
@@ -145,7 +151,8 @@ class RagPrompt:
         """Build the input of the model from the chain's input with `chat_history` and `context`."""
         # The records come just before the question, so that the instruction and the past before them stay a constant
         # prefix.
-        records, past = context_message(value["context"]), [*value["chat_history"], *before]
+        zone = getattr(config.get("configurable", {}).get(TURN), "timezone", None) or UTC
+        records, past = context_message(value["context"], zone), [*value["chat_history"], *before]
         template = self._instruction
         if isinstance(template, str):
             return [SystemMessage(template), *past, records, question]
@@ -249,7 +256,7 @@ class RagAnswer(Runnable[Value, Value]):
         shown = value
         if isinstance(context, TurnContext) and context.compose_beside is not None:
             # The documents share the budget, and were not known when the past was composed for the search.
-            beside = self._prompt.beside(found, before)
+            beside = self._prompt.beside(found, before, context.timezone or UTC)
             shown = {**value, HISTORY: await context.compose_beside(beside)}
         return value, await self._prompt.build(shown, before, message, config)
 
@@ -351,8 +358,8 @@ def create_conversational_rag_chain(
             `last_questions(n)`. None: the conversation, answers included.
         max_tokens: Budget for all that the answering model is given, documents included; older turns are left out, so
             that the rest fits. None: no limit. Not used with `n_questions` or a `preprocessor`.
-        **options: Further options of `create_runnable_with_message_history`: `preprocessor`, `memories`, `before_save`,
-            and all that begin with `on_`.
+        **options: Further options of `create_runnable_with_message_history`: `preprocessor`, `memories`, `timezone`,
+            `before_save`, and all that begin with `on_`. The documents' dates are quoted in that time zone as well.
 
     Returns:
         A runnable from `{"input": question}` to a dict with `input`, `chat_history`, `context` (the documents),

@@ -16,6 +16,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_memkit import base, errors
 from langchain_memkit._histories import add_messages, append_turn, turns_between
 from langchain_memkit._sync import Step, call_user_function, dry_run, event, raise_or_call
+from langchain_memkit._timezones import TimezoneLike, check_timezone
 from langchain_memkit.base import HistoryView, Memory, MemoryFactory, SavedTurn, check_one_of
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, IdempotencyConflictError, StaleTurnError
 from langchain_memkit.memories.chat_history import PreprocessorLike
@@ -50,6 +51,7 @@ class TurnKeywords(TypedDict, total=False):
     on_dropped_turn: OnDroppedTurn
     on_context_overflow: Literal["retry", "raise"]
     on_load_error: OnLoadError
+    timezone: TimezoneLike
     trace: bool
 
 
@@ -90,6 +92,7 @@ class TurnOptions:
     on_dropped_turn: OnDroppedTurn = "report"
     on_context_overflow: Literal["retry", "raise"] = "retry"
     on_load_error: OnLoadError = "report"
+    timezone: TimezoneLike = None
     trace: bool = False
     prompt: PromptBuilder = field(init=False)
 
@@ -114,7 +117,8 @@ class TurnOptions:
                 raise ConfigurationError(f"{msg}preprocessor=create_trim_preprocessor({self.max_tokens!r:.20})")
             self.preprocessor = create_trim_preprocessor(self.max_tokens)
         chain = None if self.preprocessor is None else coerce_to_runnable(self.preprocessor)
-        self.prompt = PromptBuilder(memory_entries(self.memories), chain, self.on_load_error, self.on_context_overflow)
+        on_errors, zone = (self.on_load_error, self.on_context_overflow), check_timezone(self.timezone)
+        self.prompt = PromptBuilder(memory_entries(self.memories), chain, *on_errors, zone)
 
     def answer(self, output: object) -> list[BaseMessage]:
         """Return the messages in the runnable's output."""
@@ -187,7 +191,7 @@ class TurnOptions:
     async def _append(
         self, turn: OpenTurn, messages: list[BaseMessage], turn_id: str, given: int, after: int | None
     ) -> int | None:
-        history, native, memories = turn.session
+        history, native, memories, _ = turn.session
         # Histories of other packages have neither turn ids nor epochs: the turn is added through LangChain's methods,
         # and a retry may store it twice.
         if not native:

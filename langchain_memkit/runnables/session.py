@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import tzinfo
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
@@ -22,6 +23,7 @@ from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessage
 from langchain_memkit._histories import is_native
 from langchain_memkit._locks import shared_threads
 from langchain_memkit._sync import Step, call_user_function, dry_run, event, gather
+from langchain_memkit._timezones import TimezoneOfUser, timezone_of_user
 from langchain_memkit.base import IDS, HistoryView, Memory, Preprocessor, Query, TurnContext, check_id
 from langchain_memkit.errors import ConfigurationError, did_you_mean
 from langchain_memkit.memories.fanout import REMARK, OnLoadError, name_of, report_load_error
@@ -234,11 +236,12 @@ SMALLER = 0.7  # share of the budget that a retry after a context overflow uses
 
 
 class BoundSession(NamedTuple):
-    """A session's history, whether it is one of memkit's own, and its further memories."""
+    """A session's history, whether it is one of memkit's own, its further memories, and its user's time zone."""
 
     history: Any
     native: bool
     memories: list[Memory]
+    timezone: tzinfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ class PromptBuilder:
     preprocessor: Preprocessor | None  # as a runnable; None shows the whole past
     on_load_error: OnLoadError
     on_context_overflow: Literal["retry", "raise"]
+    timezone: tzinfo | TimezoneOfUser | None = None
     measured: Measured = field(default_factory=Measured)
 
     async def bind(self, specs: Specs, configurable: Configurable, history: object) -> BoundSession:
@@ -273,7 +277,8 @@ class PromptBuilder:
                     msg = f"memories[{i}] ({type(memory).__name__}) is bound to {of}: give its factory instead"
                     raise ConfigurationError(msg)
             bound.append(memory)
-        return BoundSession(history, is_native(history), bound)
+        zone = await timezone_of_user(self.timezone, ids["user_id"])
+        return BoundSession(history, is_native(history), bound, zone)
 
     async def beside(self, memories: Sequence[Memory], *reads: Step[Any]) -> list[Any]:
         """Perform the reads of the history while the memories prefetch what they can; return what the reads return.
@@ -303,12 +308,13 @@ class PromptBuilder:
         return found
 
     async def load(
-        self, memories: Sequence[Memory], view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
+        self, session: BoundSession, view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
     ) -> list[Record]:
-        """Load the records that the memories hold for the new input.
+        """Load the records that the memories of a session hold for the new input.
 
         A memory that fails is handled by `on_load_error`, except for a `ConfigurationError`, which is always raised.
         """
+        memories, zone = session.memories, session.timezone
         if not memories:
             return []
         past, remarks = view.messages, list[str]()
@@ -316,7 +322,8 @@ class PromptBuilder:
         texts = [str(m.text) for m in asked if is_user_message(m)]
         question = "\n".join(texts or [next((str(m.text) for m in reversed(past) if is_user_message(m)), "")])
         seen = past if self.preprocessor is None else ()  # without it the model sees all of the past
-        query = Query(question, past, view.epoch, seen, trial=dry_run.get(), remarks=remarks)
+        more: Any = {"trial": dry_run.get(), "remarks": remarks, "timezone": zone}
+        query = Query(question, past, view.epoch, seen, **more)
         # On an event loop all memories load at the same time. A failure is returned as a value and stops no other.
         results = await gather([Step(partial(m.load, query), partial(m.aload, query)) for m in memories])
         loaded: list[Record] = []
@@ -324,7 +331,7 @@ class PromptBuilder:
             if isinstance(result, Exception):
                 await report_load_error(memory, result, self.on_load_error, config)
             else:
-                loaded += tag_source(result, name_of(memory))
+                loaded += tag_source(result, name_of(memory), zone)
         for remark in remarks:
             await event(config, REMARK, {"message": remark})
         return loaded

@@ -207,7 +207,7 @@ class HistoryTurn(Runnable[Any, Any]):
         session = await prompt.bind(self._specs, configurable, history)
         check_replaces(configurable.get("replaces"), history)
         # The runnable finds the history where LangChain's class puts it.
-        context = TurnContext(scale=scale, settled=scale < 1)
+        context = TurnContext(scale=scale, settled=scale < 1, timezone=session.timezone)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view, given, known = await self._read(given, session, config)
         context.asked = asked = self._asked(given, known)
@@ -217,7 +217,7 @@ class HistoryTurn(Runnable[Any, Any]):
         else:
             context.beside = self.frame.beside(wiring.compose(value, [], asked), asked)
             context.schemas = self.frame.schemas
-        loaded = await prompt.load(session.memories, view, asked, config)
+        loaded = await prompt.load(session, view, asked, config)
         asked_ids = {m.id for m in asked if m.id}
 
         async def composed() -> tuple[list[BaseMessage], list[BaseMessage]]:
@@ -257,7 +257,7 @@ class HistoryTurn(Runnable[Any, Any]):
         self, given: list[BaseMessage], session: BoundSession, config: RunnableConfig
     ) -> tuple[HistoryView, list[BaseMessage], set[str]]:
         """Read the past; return it with the input, and with the ids of those of its messages that are stored."""
-        history, native, memories = session
+        history, native, memories, _ = session
         prompt, known, view = self._options.prompt, set[str](), None
         reads = as_step(lambda: load_history(history, prompt.preprocessor, config, native=native))
         replaces = config["configurable"].get("replaces")

@@ -533,8 +533,8 @@ class CachedText:
     """The cached text and metadata (plain data, or its JSON) of a record, decoded when first asked for.
 
     Attributes:
-        notes: What a memory made of the record to show it, by the numbers of the messages that it shows; for none of
-            them its words, which are the same for records that differ in case and white space only.
+        notes: What a memory made of the record to show it, by the messages and the day that it shows; for `()` its
+            words, which are the same for records that differ in case and white space only.
     """
 
     __slots__ = ("_document", "metadata", "notes", "text")
@@ -542,7 +542,7 @@ class CachedText:
     def __init__(self, text: object, metadata: object) -> None:
         self.text = text
         self.metadata = metadata
-        self.notes: dict[tuple[int, ...], Any] = {}
+        self.notes: dict[Any, Any] = {}
         self._document: Document | None = None
 
     def document(self, name: str) -> Document | None:

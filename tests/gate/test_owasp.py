@@ -83,7 +83,7 @@ def test_llm01_prompt_injection(ask: Callable[..., list[BaseMessage]]) -> None:
     assert [m.type for m in (note, question)] == ["human", "human"]
     assert question.text == "What did I say about the administrator?"
     first, begin, heading, *quoted, end = note.text.splitlines()
-    assert (first, begin, end) == (FRAME, "<records>", "</records>")
+    assert (first, begin, end) == (f"{FRAME} Dates are in UTC.", "<records>", "</records>")
     assert re.fullmatch(r"- 20\d\d-\d\d-\d\d:", heading)
     assert [record.source for record in records_of(note)] == ["session s1"]
     assert quoted[:2] == [f"> human: {ORDER.splitlines()[0]}", f">   {ORDER.splitlines()[1]}"]  # no speaker's line

@@ -24,7 +24,7 @@ from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 PACKAGE = Path(langchain_memkit.__file__).parent
 
 # a module may import from the floors named here, and from its own folder
-PURE = {"base", "messages", "errors", "_compat", "_sync", "_histories", "_locks", "_lru", "_progress"}
+PURE = {"base", "messages", "errors", "_compat", "_sync", "_histories", "_locks", "_lru", "_progress", "_timezones"}
 ARROWS = {
     "errors": set(),
     "_compat": set(),
@@ -33,9 +33,10 @@ ARROWS = {
     "_progress": set(),
     "_unicode": set(),
     "_sync": {"errors"},
+    "_timezones": {"_sync", "errors"},
     "_histories": {"_compat", "_sync", "base", "errors", "messages"},
     "base": {"errors"},
-    "messages": {"base", "errors"},
+    "messages": {"_timezones", "base", "errors"},
     "matching": {"_unicode", "errors"},
     "ranking": {"_unicode", "base", "errors"},
     "stores": PURE | {"_unicode", "ranking"},

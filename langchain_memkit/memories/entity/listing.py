@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 
+from langchain_memkit._timezones import in_timezone
 from langchain_memkit.matching.names import display_form
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.messages.text import printable, printable_html
@@ -33,7 +34,9 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
     return best, sorted(spellings.keys() - {best}, key=lambda form: (-spellings[form], form))
 
 
-def list_entities(book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]]) -> EntityList:
+def list_entities(
+    book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]], zone: tzinfo
+) -> EntityList:
     """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist."""
     found = EntityList()
     for root in book.groups.parts:
@@ -44,7 +47,10 @@ def list_entities(book: EntityRegistry, limits: Limits, now: datetime, gone: Con
         maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
         said = book.description(root, rows)
         newest = [*rows.values()][-limits.facts :]
-        facts = [Fact(r.text, r.role, r.speaker, r.session, r.message, r.at, r.start, r.end) for r in newest]
+        facts = [
+            Fact(r.text, r.role, r.speaker, r.session, r.message, in_timezone(r.at, zone), r.start, r.end)
+            for r in newest
+        ]
         since, last, text = facts[0].created_at, facts[-1].created_at, said.text if said else ""
         found.append(Entity(name, kind, tuple(aliases), tuple(maybe), tuple(facts), since, last, text))
     found.sort(key=lambda entity: entity.name)
@@ -66,7 +72,7 @@ class Fact:
         speaker: The message's `name`; empty if it has none.
         session_id: The conversation in which it was said.
         message_id: Id of the message; derived from its text if it has none.
-        created_at: When it was said, aware, UTC.
+        created_at: When it was said; aware, in the time zone of the memory, by default UTC.
         start: Where the name begins in the message, in characters.
         end: Where the name ends in the message.
     """

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import TypeAlias
 
 from langchain_core.messages import BaseMessage
 
+from langchain_memkit._timezones import in_timezone
 from langchain_memkit.base import Query, TokenCounter, same_conversation
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
@@ -32,6 +33,7 @@ class EntityCandidate:
     description: str  # what a model said of it; empty without one
     behind: Sequence[FactRow]  # the facts that the description was made from
     texts: FactTexts  # what is known of each sentence
+    zone: tzinfo  # in which days are quoted
 
     def ranked(self) -> list[FactRow]:
         """Return the facts to show: statements before questions, then by words shared with the question, newest first.
@@ -70,12 +72,19 @@ class EntityCandidate:
         found = [Record(self.description, about=self.name, role="summary")] if self.description else []
         for row in rows:
             source, message = f"session {row.session}", row.message if row.given else None
-            found.append(Record(row.text, self.name, row.speaker or row.role, source, row.at, message))
+            at = in_timezone(row.at, self.zone)
+            found.append(Record(row.text, self.name, row.speaker or row.role, source, at, message))
         return found
 
 
 def candidates(
-    book: EntityRegistry, query: str, asked: str, mentions: Sequence[NameSpan], session_id: str, now: datetime
+    book: EntityRegistry,
+    query: str,
+    asked: str,
+    mentions: Sequence[NameSpan],
+    session_id: str,
+    now: datetime,
+    zone: tzinfo,
 ) -> list[EntityCandidate]:
     """Return the entities that a question names, in the order of mention, with the facts that may be shown."""
     spots = find_names(asked, mentions, book, asked=True)
@@ -95,7 +104,7 @@ def candidates(
         behind = [row for key, row in live.items() if said and id_in(key) in said.facts]
         name = display_name(book, root)[0]
         told = said.text if said else ""
-        topics.append(EntityCandidate(name, list(live.values()), words, seen, told, behind, book.texts))
+        topics.append(EntityCandidate(name, list(live.values()), words, seen, told, behind, book.texts, zone))
     return topics
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import timedelta, tzinfo
 from math import inf
 from typing import Any
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
 
+from langchain_memkit._timezones import TimezoneOfUser
 from langchain_memkit.base import GetSessionHistory, Now, TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
@@ -36,6 +37,7 @@ class VectorMemoryConfig:
     read_only: bool
     counter: TokenCounter
     now: Now
+    timezone: tzinfo | TimezoneOfUser | None
 
     @property
     def records(self) -> VectorMemoryStore:

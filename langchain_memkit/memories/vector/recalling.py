@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from langchain_memkit._sync import Step, cpu_bound
+from langchain_memkit._timezones import in_timezone, timezones_named
 from langchain_memkit.base import describe_error
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MissingExtraError
 from langchain_memkit.memories.rebuildable import erased_messages
@@ -45,7 +46,7 @@ class Hit:
         score: How well the record answers; the sum of `parts`. Comparable within one search only.
         parts: The score by feature: `"relevance"`, `"lexical"`, `"neighbours"`, ...; see `Ranking`.
         session_id: The session in which it was said.
-        date: When it was said; aware, UTC.
+        date: When it was said; aware, in the time zone of the memory, by default UTC.
         speakers: The speakers in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
         message_ids: Ids of the messages in the text; messages without an id are left out.
         rerank: The reranker's score; None without a reranker, or if it returns no score.
@@ -127,31 +128,39 @@ class HitList(list[Hit]):
         return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
 
 
-def hit_of(ranked: Ranked, rerank: float | None, document: Document) -> Hit:
-    """Build the `Hit` of a ranked record from its stored document."""
+def hit_of(ranked: Ranked, rerank: float | None, document: Document, zone: tzinfo = UTC) -> Hit:
+    """Build the `Hit` of a ranked record from its stored document, with its date in a time zone."""
     entry, (lines, text) = ranked.entry, _shown(ranked, document)
     speakers = tuple(dict.fromkeys(line.speaker for line in lines))
     messages = tuple(line.message for line in lines if line.message)
     score, parts = ranked.score, dict(ranked.parts)
-    return Hit(entry.id, text, score, parts, entry.session, entry.at, speakers, messages, rerank, ranked.relation)
+    at = entry.at and in_timezone(entry.at, zone)
+    return Hit(entry.id, text, score, parts, entry.session, at, speakers, messages, rerank, ranked.relation)
 
 
 def note_record_of(
-    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[tuple[int, ...], Any]
+    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[Any, Any], zone: tzinfo
 ) -> tuple[Record, NoteParts]:
     """Build the record of a note, and how it is rendered; `rank` is 0 for the best.
 
-    `notes` holds what was made of the record before: a conversation recalls the same records again and again.
+    `notes` holds what was made of the record before, by the messages and the day that it shows: a conversation recalls
+    the same records again and again.
     """
     entry = ranked.entry
     score = plain_score(ranked.score if rerank is None else rerank)
     source = f"session {entry.session}" if entry.session else ""
-    if (known := notes.get(ranked.shown)) is None:
+    at = entry.at and in_timezone(entry.at, zone)
+    key = _note_key(ranked, at)
+    if (known := notes.get(key)) is None:
         lines, text = _shown(ranked, document)
-        told = note_parts(Record(text, source=source, date=entry.at, memory=ROUNDS))
-        known = notes[ranked.shown] = text, "", tuple((line.message, line.text) for line in lines), told
+        told = note_parts(Record(text, source=source, date=at, memory=ROUNDS))
+        known = notes[key] = text, "", tuple((line.message, line.text) for line in lines), told
     text, role, parts, told = known
-    return Record(text, "", role, source, entry.at, None, parts, rank, score, ROUNDS), told
+    return Record(text, "", role, source, at, None, parts, rank, score, ROUNDS), told
+
+
+def _note_key(ranked: Ranked, at: datetime | None) -> Any:
+    return ranked.shown, at and at.date()
 
 
 def _shown(ranked: Ranked, document: Document) -> tuple[list[RoundLine], str]:
@@ -205,32 +214,41 @@ Fetched: TypeAlias = tuple[Index, ReadSession | None]
 """The index of a user, with the snapshot of a session if a write can start from it."""
 
 
-async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep) -> HitList:
+async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep, zone: tzinfo) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
     text = truncate_with_warning(text, QUESTION, ASKED)
     hits, seen = HitList(), set[str]()
-    ranked, *_ = await _ranked(core, user_id, text, keep, None, None)
+    ranked, *_ = await _ranked(core, user_id, text, keep, None, None, zone)
     while some := list(islice(ranked, min(k - len(hits), BATCH))):
-        hits += [hit_of(*found) for *found, _ in await _fetched(core, user_id, some, seen)]
+        fetched = await _fetched(core, user_id, some, seen)
+        hits += [hit_of(found, rerank, document, zone) for found, rerank, document, _ in fetched]
     return hits
 
 
 async def recall(
-    core: VectorMemoryConfig, user_id: str, query: str, text: str, keep: Keep, fetched: Fetched | None
+    core: VectorMemoryConfig,
+    user_id: str,
+    query: str,
+    text: str,
+    keep: Keep,
+    fetched: Fetched | None,
+    zone: tzinfo,
 ) -> list[BaseMessage]:
     """Quote as many of the best records that `keep` accepts as fit in one note, in the order in which they were said.
 
     `text` is the question; where `query`, as `load` was given it, is a dry run, it is not recorded that the records
     were recalled, and its `remarks` receive explanations of what the floor left out. `fetched` holds the user's index,
-    if it was read already. The result is empty if nothing is related to the question, or nothing fits.
+    if it was read already; `zone` is the user's time zone. The result is empty if nothing is related to the question,
+    or nothing fits.
     """
-    ranked, quotes, budget, share = await _selected(core, user_id, query, text, keep, fetched)
+    ranked, quotes, budget, share = await _selected(core, user_id, query, text, keep, fetched, zone)
     if not share:
         return []
     brief = quotes is not None
     chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
     headed, seen = set[tuple[str, str]](), set[str]()
-    room = budget - count_text(render_note_parts([("", "", "")] if brief else []), core.counter)
+    zones = timezones_named([core.now().astimezone(zone)])
+    room = budget - count_text(render_note_parts([("", "", "")] if brief else [], zones=zones), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
     # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
     # is not dropped because the share is small.
@@ -240,8 +258,11 @@ async def recall(
     misses, full = 0, False
     while not full and (some := list(islice(ranked, BATCH if reads and not brief else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
-            shown = notes if quotes is None else {found.shown: quotes[found.entry.id]}
-            record, parts = note_record_of(found, rerank, document, len(chosen), shown)
+            shown = notes
+            if quotes is not None:
+                at = found.entry.at and in_timezone(found.entry.at, zone)
+                shown = {_note_key(found, at): quotes[found.entry.id]}
+            record, parts = note_record_of(found, rerank, document, len(chosen), shown, zone)
             heading, quote, session = parts
             place = (record.role, record.text) if brief else (heading, session)
             if brief and place in headed:
@@ -276,7 +297,13 @@ async def recall(
 
 
 async def _selected(
-    core: VectorMemoryConfig, user_id: str, query: str, text: str, keep: Keep, fetched: Fetched | None
+    core: VectorMemoryConfig,
+    user_id: str,
+    query: str,
+    text: str,
+    keep: Keep,
+    fetched: Fetched | None,
+    zone: tzinfo,
 ) -> tuple[Iterator[Found], dict[str, Any] | None, int, float]:
     """Select the records of a note.
 
@@ -284,7 +311,7 @@ async def _selected(
     the note; and the share of these that is filled, 0 if nothing is recalled.
     """
     remarks: list[str] | None = getattr(query, "remarks", None)
-    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor)
+    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor, zone)
     share = shown = _share(core.floor, best)
     english = core.reranker is None and language_of(text) == "english"
     # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
@@ -296,7 +323,8 @@ async def _selected(
     quotes: dict[str, Any] | None = None
     if (brief and share) or (about and (brief or share)):
         known = [*every]
-        stating, quoted = await _statements(core, user_id, text, known, budget, 0.0 if brief and share else TELLS)
+        tells = 0.0 if brief and share else TELLS
+        stating, quoted = await _statements(core, user_id, text, known, budget, tells, zone)
         some = [*islice(stating, FIRST)]
         if brief:
             ranked, quotes, shown = chain(some, stating), quoted, float(bool(some))
@@ -313,7 +341,13 @@ async def _selected(
 
 
 async def _statements(
-    core: VectorMemoryConfig, user_id: str, question: str, ranked: Sequence[Found], budget: int, least: float
+    core: VectorMemoryConfig,
+    user_id: str,
+    question: str,
+    ranked: Sequence[Found],
+    budget: int,
+    least: float,
+    zone: tzinfo,
 ) -> tuple[Iterator[Found], dict[str, Any]]:
     """Order records as `statements_first` does: those whose quote fits into a note, and that tell at least so much.
 
@@ -339,12 +373,14 @@ async def _statements(
         lambda: statements_first(question, [found for found, _ in said], texts), long=len(said) > FEW
     )
     quotes: dict[str, Any] = {}
-    room = budget - count_text(render_note_parts([("", "", "")]), core.counter)
+    zones = timezones_named([core.now().astimezone(zone)])
+    room = budget - count_text(render_note_parts([("", "", "")], zones=zones), core.counter)
 
     def stating() -> Iterator[Found]:
         for i, sentences, told in order:
             (found, lines), quote = said[i], " ".join(sentences)
-            shown = note_parts(Record(quote, role=lines[0].speaker, date=found.entry.at, memory=ROUNDS))
+            at = found.entry.at and in_timezone(found.entry.at, zone)
+            shown = note_parts(Record(quote, role=lines[0].speaker, date=at, memory=ROUNDS))
             if found.entry.id not in quotes and told >= least and count_text(shown[1], core.counter) <= room:
                 parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
                 quotes[found.entry.id] = quote, lines[0].speaker, parts, shown
@@ -361,7 +397,13 @@ def _share(floor: float | None, best: float) -> float:
 
 
 async def _ranked(
-    core: VectorMemoryConfig, user_id: str, text: str, keep: Keep, fetched: Fetched | None, floor: float | None
+    core: VectorMemoryConfig,
+    user_id: str,
+    text: str,
+    keep: Keep,
+    fetched: Fetched | None,
+    floor: float | None,
+    zone: tzinfo,
 ) -> tuple[Iterator[Found], int, float, float]:
     """Rank the user's records, with the reranker if there is one.
 
@@ -369,7 +411,7 @@ async def _ranked(
     reranker score or None; the number of records that were compared; the highest `relation` among them; and the lowest
     with which a record is to be shown.
     """
-    store, now = core.store, core.now()
+    store, now = core.store, core.now().astimezone(zone)
     accessed: Mapping[str, datetime] = await core.records.accesses(user_id) if core.ranking.recency else {}
     if isinstance(store, VectorStoreAdapter):
         hits = await store.similar(user_id, text, core.ranking.candidates)
@@ -445,4 +487,5 @@ def _note(chosen: Sequence[tuple[IndexRecord, Record, NoteParts]]) -> HumanMessa
     undated = datetime.min.replace(tzinfo=UTC)
     in_order = sorted(chosen, key=lambda found: (found[0].at or undated, found[0].session, found[0].position))
     parts = [part for *_, part in in_order]
-    return note_message([record for _, record, _ in in_order], lambda _: render_note_parts(parts))
+    zones = timezones_named(record.date for _, record, _ in in_order)
+    return note_message([record for _, record, _ in in_order], lambda _: render_note_parts(parts, zones=zones))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,50 @@ def test_stats(memkit: Callable[..., Any], reefs: Path) -> None:
         ("", 2, 2), ("dory", 2, 2), ("nemo", 2, 2)
     ]  # fmt: skip
     assert memkit("stats", "--from", reefs).stdout.splitlines()[2].split()[:3] == ["dory", "2", "2"]
+
+
+@pytest.fixture
+def morning(tmp_path: Path) -> Path:
+    """A file with a turn of a Tuesday morning in Sydney, when it was Monday in UTC."""
+    path = tmp_path / "morning.db"
+    with SQLiteChatMessageHistory.factory(path, now=lambda: datetime(2026, 3, 2, 21, 5, tzinfo=UTC)) as histories:
+        histories("s1", "nemo").add_messages([HumanMessage("Good morning!"), AIMessage("Good morning!")])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "day", "zone"),
+    [
+        ([], "2026-03-02 21:05", "UTC"),
+        (["--timezone", "Australia/Sydney"], "2026-03-03 08:05", "Australia/Sydney"),
+        (["--timezone", "America/Los_Angeles"], "2026-03-02 13:05", "America/Los_Angeles"),
+    ],
+)
+def test_days_are_those_of_a_time_zone(
+    memkit: Callable[..., Any], morning: Path, options: list[str], day: str, zone: str
+) -> None:
+    """Times are UTC, or of the zone that is named, and it is said which, in every list and in the report."""
+    for command in (["list"], ["search", "morning"], ["stats"]):
+        head, *rows = memkit(*command, "--from", morning, *options).stdout.splitlines()
+        assert f"({zone})" in head
+        assert rows
+        assert all(day in row for row in rows)
+    assert f"human  {day} {zone}  turn 1" in memkit("show", "s1", "--from", morning, "--user", "nemo", *options).stdout
+    page = memkit("report", morning, "--user", "nemo", "-o", "-", *options).stdout
+    assert f"Days and times are in {zone}." in page
+    assert f"{day}</bdi></dd>" in page
+    assert f"<small>{day[:10]}</small>" in page
+    # What programs read is as it is stored.
+    (one,) = json.loads(memkit("list", "--from", morning, "--json", *options).stdout)
+    assert one["updated_at"] == "2026-03-02T21:05:00+00:00"
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "s1"], ["search", "x"], ["stats"]])
+def test_time_zones_that_are_none(memkit: Callable[..., Any], morning: Path, command: list[str]) -> None:
+    """A wrong name is refused with a similar one, before anything is read."""
+    refused = memkit(*command, "--from", morning, "--timezone", "Sydney")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no time zone is named 'Sydney'; did you mean 'Australia/Sydney'?" in refused.stderr
 
 
 def test_export_asks_before_it_replaces(memkit: Callable[..., Any], reefs: Path, tmp_path: Path) -> None:

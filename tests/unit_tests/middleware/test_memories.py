@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_memkit import KeyValueMemory, Memory, MessageHistoryMiddleware, SQLiteKeyValueStore
 from langchain_memkit.errors import ConfigurationError, MemoryReadError, MemoryWriteError
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.notes import Record, is_note, note_message
 
 
 class Told(Memory):
@@ -55,6 +56,35 @@ def test_note_before_the_input(histories: Any, history: Any, checkpointer: Any, 
     assert told.asked == ["hi", "when is tea?"]
     assert told.saved == [["hi", "hello"], ["when is tea?", "", "a is a word", "done"]]
     assert not any(is_note(m) for m in history.messages)
+
+
+class Dated(Told):
+    """Recalls something of a Tuesday morning in Sydney, when it was Monday in UTC."""
+
+    def load(self, query: str = "") -> list[BaseMessage]:
+        """One record, and the zone that it was asked in."""
+        self.asked.append(str(getattr(query, "timezone", None)))
+        return [note_message([Record("Tea is at five.", date=datetime(2026, 3, 2, 21, tzinfo=UTC))])]
+
+
+def test_days_are_those_of_the_user(histories: Any, checkpointer: Any, run: Any) -> None:
+    """Each user of an agent is shown dates in their own zone, by the note and by the tool that looks things up."""
+    dated, notes = Dated(), KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"))
+    model = Scripted(script=[calling(("recall", {"query": "tea"})), "done"] * 2)
+    middleware = MessageHistoryMiddleware(
+        histories, memories=[dated, notes], tools=True, timezone={"u1": "Australia/Sydney", "u2": "UTC"}.get
+    )
+    agent = create_agent(model, [], middleware=[middleware], checkpointer=checkpointer)
+    for user, day, zone in (("u1", "2026-03-03", "Australia/Sydney"), ("u2", "2026-03-02", "UTC")):
+        known = {"session_id": f"s-{user}", "thread_id": f"s-{user}", "user_id": user}
+        run(agent, asking("when is tea?"), {"configurable": known})
+        call = model.calls[-1]
+        shown = [m.text for m in call if is_note(m) or isinstance(m, ToolMessage)]
+        assert len(shown) == 2
+        for text in shown:
+            assert f"- record ({day}):" in text
+            assert f"Dates are in {zone}." in text
+    assert dated.asked == ["Australia/Sydney"] * 2 + ["UTC"] * 2
 
 
 def test_redacted_before_memories_are_asked(histories: Any, run: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ TODAY = date(2024, 5, 15)  # a Wednesday
 
 
 def days(*found: str) -> np.ndarray:
-    """Days since 1970."""
-    return np.array([date.fromisoformat(day).toordinal() - date(1970, 1, 1).toordinal() for day in found], float)
+    """Noon of each day, in seconds since 1970."""
+    return np.array([datetime.fromisoformat(f"{day}T12:00+00:00").timestamp() for day in found])
 
 
 def told(text: str) -> list[str]:
@@ -203,22 +203,20 @@ def test_many_dates_are_bounded() -> None:
 def test_closeness_fades_over_a_week() -> None:
     """1 within the window, less on each day around it, 0 after a week; unknown days are close to nothing."""
     found = date_proximity(
-        [DateRange(date(2023, 5, 7), date(2023, 5, 8))], days("2023-05-07", "2023-05-08", "2023-05-15")
+        [DateRange(date(2023, 5, 7), date(2023, 5, 8))], days("2023-05-07", "2023-05-08", "2023-05-15"), UTC
     )
     assert found.tolist() == [1, 1, 0]
     found = date_proximity(
-        [DateRange(date(2023, 5, 7), date(2023, 5, 7))], days("2023-05-06", "2023-05-10", "2023-04-01")
+        [DateRange(date(2023, 5, 7), date(2023, 5, 7))], days("2023-05-06", "2023-05-10", "2023-04-01"), UTC
     )
     assert found.round(3).tolist() == [0.857, 0.571, 0]
-    assert date_proximity([DateRange(date(2023, 5, 7), date(2023, 5, 7))], np.array([np.nan])).tolist() == [0]
+    assert date_proximity([DateRange(date(2023, 5, 7), date(2023, 5, 7))], np.array([np.nan]), UTC).tolist() == [0]
 
 
 def test_a_day_without_year_is_that_of_every_year() -> None:
     """Records of any year count, also around the turn of the year, and on 29 February."""
     spoken = days("2021-12-31", "2023-01-01", "2022-07-01")
-    assert date_proximity(parse_date_ranges("on 1 January", TODAY), spoken).round(3).tolist() == [0.857, 1, 0]
-    assert date_proximity(parse_date_ranges("in February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [1, 1]
-    assert date_proximity(parse_date_ranges("on 29 February", TODAY), days("2024-02-29", "2023-02-28")).tolist() == [
-        1,
-        0,
-    ]
+    assert date_proximity(parse_date_ranges("on 1 January", TODAY), spoken, UTC).round(3).tolist() == [0.857, 1, 0]
+    leap = days("2024-02-29", "2023-02-28")
+    assert date_proximity(parse_date_ranges("in February", TODAY), leap, UTC).tolist() == [1, 1]
+    assert date_proximity(parse_date_ranges("on 29 February", TODAY), leap, UTC).tolist() == [1, 0]
