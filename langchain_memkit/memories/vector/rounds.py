@@ -22,7 +22,6 @@ ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
 SIZE = 300  # characters of a record: some 75 tokens, so that a short note has room for many
 # Ends of paragraphs, lines, sentences, clauses and words, as regular expressions: where a long text is cut.
 ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[\u3002\uff01\uff1f]", r"[,;:]\s+", r"\s", "")
-TOOL = 2000  # characters of a tool's result that are kept; the transcript has all of it
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
 COURTESIES = """ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome
@@ -105,14 +104,22 @@ def lines_of_messages(messages: Iterable[BaseMessage]) -> Iterator[RoundLine]:
         elif isinstance(message, AIMessage):
             role, text = "ai", without_records(truncate_with_warning(message_text(message), MESSAGE, KIND))
         elif isinstance(message, ToolMessage):
-            role, text = "tool", message_text(message)
-            text = text if len(text) <= TOOL else text[:TOOL] + " ..."
+            role, text = "tool", _result_text(message)
         else:
             continue
         text = text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd").strip()
         if text:
             ends = role == "ai" and not getattr(message, "tool_calls", None)
             yield RoundLine(role, " ".join((message.name or "").split()), text, message.id or "", ends)
+
+
+def _result_text(message: ToolMessage, *, most: int = 2000, begins: int = 200) -> str:
+    """Return a tool's result; of more than `most` characters only how it begins, since the transcript has all of it.
+
+    A page that an agent has read would else fill the memory with what nobody said.
+    """
+    text = message_text(message)
+    return text if len(text) <= most else f"{text[:begins]} ..."
 
 
 def rounds_of(stretches: Iterable[Segment], undated: datetime) -> list[Round]:

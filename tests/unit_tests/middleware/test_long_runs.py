@@ -14,6 +14,7 @@ from agentkit import CONFIG, Scripted, asking
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ContextEditingMiddleware
 from langchain.agents.middleware.context_editing import ClearToolUsesEdit
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
@@ -21,6 +22,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langchain_memkit import (
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
+    SQLiteVectorStore,
+    VectorMemory,
     create_history_preprocessor,
     create_trim_preprocessor,
 )
@@ -148,6 +151,18 @@ def test_what_is_piped_behind_sees_the_run(histories: Any, run: Styles) -> None:
     run(agent, asking("Read all pages."), CONFIG)
     assert [m.text for m in model.calls[-1] if isinstance(m, ToolMessage)] == [page(n)[:20] for n in range(3)]
     assert len(histories("s1", "u1").messages[2].text) > 10_000
+
+
+def test_recall_is_not_filled_with_pages(histories: Any, run: Styles) -> None:
+    """A run of 50 pages becomes one record for each call, of what was called and how the page begins."""
+    store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+    recall = VectorMemory.factory(store, get_session_history=histories)
+    ours = MessageHistoryMiddleware(histories, max_tokens=BUDGET, memories=[recall])
+    agent = create_agent(Reader(pages=50), [page], middleware=[ours])
+    run(agent, asking("Read all pages."), {**CONFIG, "recursion_limit": 1000})
+    records = store.similarity_search("page", k=1000, filter={"user_id": "u1"})
+    print(f"{len(records)} records of 50 pages")
+    assert 50 <= len(records) <= 60
 
 
 # -- reading a shortened result again
