@@ -226,6 +226,7 @@ class ContextReport:
     reserved: int  # tokens for the answer, and for tools that were only named beforehand
     beside: int  # tokens of what else the model is given, as far as that is known
     claimed: int  # tokens that an agent's run claims
+    over: int = 0  # tokens that what must be shown is over the budget
     shortened: int = 0  # tool results that are shown in fewer tokens
     kept: Messages = ()  # the messages that it returned
     summarized: int = 0  # messages that the summary covers, including those of earlier turns
@@ -251,6 +252,7 @@ class ContextReport:
             "tokens": parts,
             "kept": len(self.kept),
             "dropped": len(dropped),
+            "over": self.over,
             "shortened": self.shortened,
             "summarized": self.summarized,
             "kept_ids": [m.id for m in self.kept],

@@ -159,34 +159,42 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         reader: str | None,
     ) -> list[BaseMessage]:
         if not own:
-            return self.trim(view, report.room, follows, report.spare)
+            return self.trim(view, report.room, follows, report.spare, report)
         if self.budget.counts_messages:
-            return [*self.trim(view, report.room, own, report.spare), *own]
+            return [*self.trim(view, report.room, own, report.spare, report), *own]
         lead = _input_length(own)
         room = report.room + report.claimed
-        return self._trim_run(view, own, lead, room, report.spare, claimed=report.claimed, reader=reader)
+        return self._trim_run(view, own, lead, room, report.spare, report, reader)
 
-    def trim(self, messages: Messages, room: int, follows: Messages = (), spare: int = 0) -> list[BaseMessage]:
+    def trim(
+        self,
+        messages: Messages,
+        room: int,
+        follows: Messages = (),
+        spare: int = 0,
+        report: budgets.ContextReport | None = None,
+    ) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         `follows` is what will come after them: a new question (then none of `messages` must be kept) or tool results
         (then their calls must be kept). What must be kept may use `spare` tokens more, which notes then have to give
-        up.
+        up. The `report` is told by how much that is too long.
         """
         is_loop = not follows and bool(messages) and isinstance(messages[-1], trimming.RESULTS)
         if is_loop and not self.budget.counts_messages:
-            question = max((i for i, m in enumerate(messages) if isinstance(m, HumanMessage)), default=None)
-            start = leading_system_count(messages) if question is None else question
+            lead = leading_system_count(messages)
+            questions = [i for i in range(lead, len(messages)) if isinstance(messages[i], HumanMessage)]
+            start = questions[-1] if questions else lead
             run = trimming.whole_tool_groups(messages[start:])
             is_whole = bool(run) and run[-1] is messages[-1]
-            if is_whole and (question is not None or self._start_on is None):
-                return self._trim_run(messages[:start], run, int(question is not None), room, spare)
+            if is_whole and (questions or self._start_on is None):
+                return self._trim_run(messages[:start], run, min(len(questions), 1), room, spare, report)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
         if not answers:
-            return self._trim(messages, room, spare, asked=asked)
+            return self._trim(messages, room, spare, asked=asked, report=report)
         # Trim together with the tool results, which keeps their calls, then take the results off again.
-        kept = self._trim([*messages, *answers], room + self.budget.tokens(answers), spare, asked=asked)
+        kept = self._trim([*messages, *answers], room + self.budget.tokens(answers), spare, asked=asked, report=report)
         end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
@@ -197,13 +205,12 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         lead: int,
         room: int,
         spare: int,
-        *,
-        claimed: int | None = None,
+        report: budgets.ContextReport | None,
         reader: str | None = None,
     ) -> list[BaseMessage]:
         """Return what fits of the past, and a run after it, whose loop is shortened if it outgrows the room.
 
-        The first `lead` messages of the run are its input. The past is given what the run has not `claimed`.
+        The first `lead` messages of the run are its input. The past is given what the run has not claimed.
         """
         count = self.budget.tokens
         system = leading_system_count(past) if self._include_system else 0
@@ -213,13 +220,18 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         shown = fit_loop(own, sizes, room - least, results, lead=lead)
         taken = count(shown)
         total = taken + least
-        if self._on_overflow == "raise" and total > room + spare:
-            raise self._too_large(total, room + spare)
-        left = room - (taken if claimed is None else claimed)
-        kept = self.trim(past, left, shown, spare + room - left - taken) if past else []
+        if total > room + spare:
+            without = [m for i, m in enumerate(past) if i >= system or not is_summary(m)]
+            if len(without) < len(past):
+                return self._trim_run(without, own, lead, room, spare, report, reader)
+            self._overflows(total, room + spare, report)
+        left = room - (report.claimed if report is not None and report.claimed else taken)
+        kept = self.trim(past, left, shown, spare + room - left - taken, report) if past else []
         return [*kept, *shown]
 
-    def _trim(self, messages: Messages, room: int, spare: int, *, asked: bool) -> list[BaseMessage]:
+    def _trim(
+        self, messages: Messages, room: int, spare: int, *, asked: bool, report: budgets.ContextReport | None
+    ) -> list[BaseMessage]:
         budget = self.budget
         size = cache(budgets.token_sizes(messages, budget.counter))
         lead = leading_system_count(messages) if self._include_system else 0
@@ -242,26 +254,38 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *shown[start:]]
         whole = trimming.whole_tool_groups(kept)
         if self._start_on is not None and len(whole) < len(kept):  # the message to start on may have been dropped
-            return self._trim(whole, room, spare, asked=asked)
-        return whole if fits else self._overflow(whole, lead, room + spare, asked=asked)
+            return self._trim(whole, room, spare, asked=asked, report=report)
+        return whole if fits else self._least(whole, lead, room + spare, asked=asked, report=report)
 
-    def _overflow(self, kept: list[BaseMessage], lead: int, room: int, *, asked: bool) -> list[BaseMessage]:
-        """Handle messages that must be kept but do not fit, as `on_overflow` says."""
+    def _least(
+        self,
+        kept: list[BaseMessage],
+        lead: int,
+        room: int,
+        *,
+        asked: bool,
+        report: budgets.ContextReport | None,
+    ) -> list[BaseMessage]:
+        """Return of messages that must be kept but do not fit what must be kept before the rest."""
         count = self.budget.tokens
         if asked and count(kept) > room:
             kept = kept[:lead]
         if count(kept) > room:
             kept = [m for i, m in enumerate(kept) if i >= lead or not is_summary(m)]
         total = count(kept)
-        if self._on_overflow == "raise" and total > room:
-            raise self._too_large(total, room)
+        if total > room:
+            self._overflows(total, room, report)
         return kept
 
-    def _too_large(self, total: int, room: int) -> ContextTooLargeError:
-        return ContextTooLargeError(
-            "what has to be kept (system lines, the newest question, results it waits for) is too large: "
-            f"{total} tokens, and room for {max(room, 0)} beside system prompt, tools and what is reserved"
-        )
+    def _overflows(self, total: int, room: int, report: budgets.ContextReport | None) -> None:
+        """Raise if `on_overflow` says so; else tell the report."""
+        if self._on_overflow == "raise":
+            raise ContextTooLargeError(
+                "what has to be kept (system lines, the newest question, results it waits for) is too large: "
+                f"{total} tokens, and room for {max(room, 0)} beside system prompt, tools and what is reserved"
+            )
+        if report is not None:
+            report.over = max(report.over, total - room)
 
 
 def _input_length(run: Messages) -> int:

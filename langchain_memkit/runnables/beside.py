@@ -127,18 +127,21 @@ class Measured:
             schemas = count_schema_tokens(tool_schemas(call.tools), budget.counter)
             more += schemas - count_schema_tokens(context.schemas or "", budget.counter)
         self.excess = max(more, 0)
-        if not self.excess or self.is_told:
+        over = any(report.over for report in context.reports.values())
+        if self.is_told or not (self.excess or over):
             return
-        held = budget.tokens(call.given) + budget.reserve_tokens
-        if held > budget.max_tokens:
-            self.is_told = True
-            logger.warning(
-                "a call of the model held %d tokens of max_tokens=%d: %d of them were added after the prompt was "
-                "composed. From the next call on room is left for them; reserve_tokens= leaves it from the first",
-                held,
-                budget.max_tokens,
-                self.excess,
+        schemas = count_schema_tokens(tool_schemas(call.tools), budget.counter)
+        held = budget.tokens(call.given) + schemas + budget.reserve_tokens
+        if held <= budget.max_tokens:
+            return
+        self.is_told = True
+        why = "system prompt, tools, the new input and what else has to be shown take more than that"
+        if not over:
+            why = (
+                f"{self.excess} of them were added after the prompt was composed. From the next call on room is left "
+                "for them; reserve_tokens= leaves it from the first"
             )
+        logger.warning("a call of the model held %d tokens of max_tokens=%d: %s", held, budget.max_tokens, why)
 
     def check_length(self, past: Sequence[BaseMessage], model: object) -> None:
         """Say once that a history alone, of which nothing is left out, is longer than the model takes."""

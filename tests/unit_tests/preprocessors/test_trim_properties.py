@@ -94,7 +94,7 @@ def test_what_always_holds(
     questions = [m for m in messages[len(lead) :] if isinstance(m, HumanMessage)]
     if counter is not len:  # results that are yet to be seen are cut, if nothing else helps
         needed = [shortened(m) for m in needed]
-    if without_summary := counter(needed) > room:
+    if counter(needed) > room:
         needed = [m for i, m in enumerate(needed) if i >= len(lead) or not is_summary(m)]
         lead = [m for m in lead if not is_summary(m)]
     too_much = counter(needed) > room
@@ -105,7 +105,7 @@ def test_what_always_holds(
         assert too_much
         return
     assert not (too_much and on_overflow == "raise")
-    if without_summary:
+    if too_much:
         assert kept == needed
     else:
         assert counter(kept) <= room

@@ -194,6 +194,7 @@ def test_event(style: str, handler: Any, counter: Any) -> None:
         "tokens": {"system": each, "summary": each, "history": 3 * each},
         "kept": 5,
         "dropped": 2,
+        "over": 0,
         "shortened": 0,
         "summarized": 0,
         "kept_ids": ["s", "memkit-summary-sum", "new", "call", "result"],
