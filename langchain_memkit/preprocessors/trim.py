@@ -186,8 +186,9 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             questions = [i for i in range(lead, len(messages)) if isinstance(messages[i], HumanMessage)]
             start = questions[-1] if questions else lead
             run = trimming.whole_tool_groups(messages[start:])
-            is_whole = bool(run) and run[-1] is messages[-1]
-            if is_whole and (questions or self._start_on is None):
+            newest = messages[trimming.trailing_results(messages, start) :]
+            waits = bool(run) and any(run[-1] is result for result in newest)
+            if waits and (questions or self._start_on is None):
                 return self._trim_run(messages[:start], run, min(len(questions), 1), room, spare, report)
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
