@@ -121,8 +121,8 @@ class Measured:
         added = [m for m in call.given if id(m) not in same and (m.type, str(m.text)) not in texts]
         more = budget.tokens(added)
         if added and not context.in_run:  # the input, which the prompt of a chain may have put into other words
-            rendered = [m for m in context.asked if not any(m is other for other in call.given)]
-            more -= budget.tokens(rendered)
+            found = {(message.type, str(message.text)) for message in call.given}
+            more -= budget.tokens([m for m in context.asked if (m.type, str(m.text)) not in found])
         if call.tools:
             schemas = count_schema_tokens(tool_schemas(call.tools), budget.counter)
             more += schemas - count_schema_tokens(context.schemas or "", budget.counter)
