@@ -29,7 +29,6 @@ from langchain_memkit import (
     WordLlamaEmbeddings,
     create_history_preprocessor,
     create_runnable_with_message_history,
-    create_trim_preprocessor,
 )
 from langchain_memkit.testing import FakeChatModel
 
@@ -257,7 +256,7 @@ def costs(standalone: Any) -> dict[str, list[int]]:
         titles("any", "nemo").add({"The Skeleton Songs": "Poems by Arabella Dusk."})
         taking: dict[str, dict[str, Any]] = {
             "MongoDBChatMessageHistory": {},
-            "create_trim_preprocessor": {"preprocessor": create_trim_preprocessor(max_tokens=500)},
+            "max_tokens=8000": {"max_tokens": 500},
             "create_history_preprocessor": {
                 "preprocessor": create_history_preprocessor(summarize, max_tokens=500, store=store)
             },

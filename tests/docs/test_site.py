@@ -30,6 +30,7 @@ COMPONENTS = [
         "context",
         "entities",
         "histories",
+        "long-runs",
         "key-value",
         "rag",
         "recall",
