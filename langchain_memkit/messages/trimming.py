@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count, pairwise
 from typing import Any, NamedTuple, TypeAlias
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
@@ -108,6 +109,13 @@ def ids_of_turn(place: Sequence[str], turn_id: str) -> Iterator[str]:
     # Derived, not random: a retry in another process must produce the same id, since both the history and the memories
     # deduplicate by it.
     return (str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(number)]))) for number in count())
+
+
+def is_id_of_turn(message_id: str) -> bool:
+    """Return whether an id has the form of those that `ids_of_turn` yields: no other part of an app makes such."""
+    with suppress(ValueError):
+        return UUID(message_id).version == 5
+    return False
 
 
 def with_id(message: BaseMessage, message_id: str | None) -> BaseMessage:

@@ -131,13 +131,13 @@ class Run:
         self._seen = {m.id or "": m for m in seen}
         self._state = [*older, *seen]
         self._names = [*(None for _ in older), *(m.id for m in seen)]
-        self._name(messages, apart=lost, renamed=bool(seen))
+        self._name(messages, apart=lost)
         self._removed = self._seen.keys() - {*self._names}
         self.unsettled = bool(self._removed)
 
-    def _name(self, messages: Messages, *, apart: bool, renamed: bool = False) -> None:
+    def _name(self, messages: Messages, *, apart: bool) -> None:
         """Give the state's new messages their ids in the run; system messages in front of it are the app's own."""
-        found = found_in(messages, self._state, renamed=renamed and self.marker.get("unnamed", True))
+        found = found_in(messages, self._state)
         names = [None if place is None else self._names[place] for place in found]
         taken = {*self._seen, *names}
         derived = (name for name in ids_of_turn([self.marker["place"]], self.marker["turn_id"]) if name not in taken)
@@ -207,8 +207,7 @@ class Run:
         skip, wrote = with_positions(self.marker["skip"]), self.marker.get("wrote", [])
         shown = [i for i, turn in enumerate(read.turns) if not (turn.op in repeated or within(skip, turn.seq))]
         mine = [i for i in shown if within(wrote, read.turns[i].seq)]
-        unnamed = self.marker.get("unnamed", True)
-        found = found_in(older, [read[i] for i in mine], renamed=unnamed, reworded=unnamed)
+        found = found_in(older, [read[i] for i in mine])
         copies = {mine[place]: m for m, place in zip(older, found, strict=True) if place is not None}
         removed = {*mine} - copies.keys()
         for i in sorted(removed):
@@ -420,7 +419,7 @@ class AgentTurns:
         if before is None:
             left = [m for m in left if not isinstance(m, SystemMessage)]
         elif is_lost(messages, before):  # the app removed the last run's end: what is stored is of the past
-            stored = _in_log(messages[:-1], known, view, before)
+            stored = _in_log(messages[:-1], known, view)
             while first < len(stored) and (stored[first] or isinstance(messages[first], SystemMessage)):
                 first += 1
             old = {m.id for m, is_stored in zip(named, stored, strict=False) if is_stored}
@@ -442,7 +441,6 @@ class AgentTurns:
             seq=view.seq,
             skip=skip,
             wrote=_written(before, view, ids, messages),
-            unnamed=(before is not None and before.get("unnamed", True)) or any(not m.id for m in messages),
             void=void,
         )
         # A branch is stored whole, beginning with its question.
@@ -474,7 +472,7 @@ class AgentTurns:
         run = Run(session, marker, view, known, recorder_of(self, configurable))
         older = messages[:start]
         if lost := is_lost(messages, marker):
-            older = [m for m, stored in zip(messages, _in_log(messages, known, view, marker), strict=True) if stored]
+            older = [m for m, stored in zip(messages, _in_log(messages, known, view), strict=True) if stored]
         if session.native and known & {m.id for m in own}:
             # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
             run.replayed = await seq_of(session.history, batch_op([], marker["turn_id"]), marker["seq"])
@@ -621,7 +619,6 @@ class AgentTurns:
             "epoch": epoch,
             "seq": seq or run.marker["seq"],
             "wrote": with_positions(run.marker.get("wrote", []), [seq] if seq else []),
-            "unnamed": run.marker.get("unnamed", True) or any(not m.id for m in messages),
         }
 
     async def stopped(self, run: Run, error: BaseException, results: Messages, config: RunnableConfig) -> None:
@@ -665,9 +662,9 @@ def _is_apart(message: BaseMessage) -> bool:
     return isinstance(message, SystemMessage) or is_foreign_summary(message)
 
 
-def _in_log(messages: Messages, known: set[str], view: HistoryView, before: Marker) -> list[bool]:
+def _in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool]:
     """Return for each message whether it is stored, by its id or by what it says."""
-    found = found_in(messages, view.messages, renamed=before.get("unnamed", True))
+    found = found_in(messages, view.messages)
     return [m.id in known or place is not None for m, place in zip(messages, found, strict=True)]
 
 

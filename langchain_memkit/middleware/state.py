@@ -12,9 +12,9 @@ follow the state.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -24,9 +24,9 @@ from langgraph.channels.untracked_value import UntrackedValue
 from langchain_memkit.base import Messages
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.trimming import index_of, turn_starts, with_turn_ids
+from langchain_memkit.messages.trimming import index_of, is_id_of_turn, turn_starts, with_turn_ids
 
-Ranges = Sequence[Sequence[int]]
+Ranges: TypeAlias = list[list[int]]
 """Ranges of positions in the transcript, both ends included."""
 
 
@@ -44,9 +44,8 @@ class Marker(TypedDict):
     epoch: int  # the session's epoch when the turn began; 0 if it had no turn
     since: str | None  # when the turn began, ISO 8601, by the history's clock; None if unknown
     seq: int  # last position in the transcript of this branch of the thread
-    skip: list[list[int]]  # ranges of positions of branches that this thread left
-    wrote: NotRequired[list[list[int]]]  # ranges of positions that this thread wrote; markers of 0.2.0 lack it
-    unnamed: NotRequired[bool]  # whether some of these messages had no id in the state
+    skip: Ranges  # ranges of positions of branches that this thread left
+    wrote: NotRequired[Ranges]  # ranges of positions that this thread wrote; markers of 0.2.0 lack it
     void: NotRequired[list[str]]  # ids of system messages and summaries in the state when the session was cleared
 
 
@@ -159,12 +158,11 @@ def is_dialogue(message: BaseMessage) -> bool:
     return not (is_foreign_summary(message) or trimming.is_summary(message) or is_note(message))
 
 
-def found_in(messages: Messages, known: Messages, *, renamed: bool = False, reworded: bool = False) -> list[int | None]:
+def found_in(messages: Messages, known: Messages) -> list[int | None]:
     """Return for each message its position in another list, None if it is not there.
 
-    Ids decide. A message without an id, in either list, is found by its type and text, in order, the newest first; all
-    messages are if they may be `renamed`, that is have another id in the other list. Those that may be `reworded` are
-    found by their type alone if nothing else is left between their neighbours.
+    Ids decide. A message that has none in one of the lists, or got one when it was stored, is found by what it says, in
+    order, the newest first; or by its type before the same neighbour, as its text may have been changed when stored.
 
     Example:
         >>> from langchain_core.messages import AIMessage
@@ -176,61 +174,59 @@ def found_in(messages: Messages, known: Messages, *, renamed: bool = False, rewo
         return [*range(len(known)), *[None] * (len(messages) - len(known))]
     ids = {m.id: i for i, m in enumerate(known) if m.id}
     found = [ids.get(m.id) if m.id else None for m in messages]
-    _find_by(_words, found, messages, known, renamed=renamed)
-    if reworded:
-        _find_by(_kind, found, messages, known, renamed=renamed)
+    if None in found:
+        _find_by_words(found, messages, known)
+        _find_by_neighbour(found, messages, known)
     return found
 
 
-def _same(message: BaseMessage, known: BaseMessage) -> bool:
-    if message.id and known.id:
-        return message.id == known.id
-    return _words(message) == _words(known)
-
-
-def _words(message: BaseMessage) -> str:
-    if isinstance(message, ToolMessage):
-        return f"tool {message.tool_call_id}"
-    calls = [call["id"] for call in getattr(message, "tool_calls", ())]
-    return f"{message.type} {calls} {message.content}"
-
-
-def _kind(message: BaseMessage) -> str:
-    # A system message that the transcript lacks is the app's own, whatever others are stored.
-    return "" if isinstance(message, SystemMessage) else message.type
-
-
-def _find_by(
-    key: Callable[[BaseMessage], str],
-    found: list[int | None],
-    messages: Messages,
-    known: Messages,
-    *,
-    renamed: bool,
-) -> None:
-    """Fill in the positions of messages with the same key, between those of the messages around them."""
-    if None not in found:
-        return
-    taken = {place for place in found if place is not None}
+def _find_by_words(found: list[int | None], messages: Messages, known: Messages) -> None:
+    """Find messages by what they say, each between the positions of those before and after it."""
     free: dict[str, list[int]] = {}
-    for i, message in enumerate(known):
-        if i not in taken and key(message):
-            free.setdefault(key(message), []).append(i)
-    least, highest = list[int](), -1  # for each message, the highest position before it
+    for i in sorted({*range(len(known))} - {*found}):
+        free.setdefault(_words(known[i]), []).append(i)
+    least, highest = list[int](), -1
     for place in found:
         least.append(highest)
         highest = max(highest, -1 if place is None else place)
     upper = len(known)
     for i in reversed(range(len(messages))):
-        place, message = found[i], messages[i]
+        place = found[i]
         if place is None:
-            fitting = [
-                place
-                for place in free.get(key(message), ())
-                if least[i] < place < upper and (renamed or not (message.id and known[place].id))
-            ]
+            between = [at for at in free.get(_words(messages[i]), ()) if least[i] < at < upper]
+            fitting = [at for at in between if _may_be(messages[i], known[at])]
             place = found[i] = fitting[-1] if fitting else None
         upper = upper if place is None else place
+
+
+def _find_by_neighbour(found: list[int | None], messages: Messages, known: Messages) -> None:
+    """Find messages of other words directly before one that was found."""
+    taken = {*found}
+    for i in reversed(range(len(messages) - 1)):
+        after = found[i + 1]
+        if found[i] is not None or after is None or after == 0 or after - 1 in taken:
+            continue
+        place = after - 1
+        is_alike = messages[i].type == known[place].type and not isinstance(messages[i], SystemMessage)
+        if is_alike and _may_be(messages[i], known[place]):
+            found[i] = place
+
+
+def _same(message: BaseMessage, known: BaseMessage) -> bool:
+    return message.id == known.id if message.id and known.id else _words(message) == _words(known)
+
+
+def _may_be(message: BaseMessage, known: BaseMessage) -> bool:
+    """Return whether two messages can be the same, though they do not have the same id."""
+    return not (message.id and known.id) or is_id_of_turn(known.id)
+
+
+def _words(message: BaseMessage) -> str:
+    """Return what a message says, and which calls it makes or answers."""
+    if isinstance(message, ToolMessage):
+        return f"tool {message.tool_call_id}"
+    calls = [call["id"] for call in getattr(message, "tool_calls", ())]
+    return f"{message.type} {calls} {message.content}"
 
 
 # -- positions in the transcript
@@ -242,14 +238,14 @@ def within(ranges: Ranges, position: int) -> bool:
     return before > 0 and position <= ranges[before - 1][1]
 
 
-def with_positions(ranges: Ranges, positions: Iterable[int] = ()) -> list[list[int]]:
+def with_positions(ranges: Ranges, positions: Iterable[int] = ()) -> Ranges:
     """Return the ranges with positions added, adjacent ones joined.
 
     Example:
         >>> with_positions([[1, 2], [7, 7]], [3, 9])
         [[1, 3], [7, 7], [9, 9]]
     """
-    joined: list[list[int]] = []
+    joined: Ranges = []
     for begin, end in sorted([*ranges, *([position, position] for position in positions)]):
         if joined and begin <= joined[-1][1] + 1:
             joined[-1][1] = max(joined[-1][1], end)

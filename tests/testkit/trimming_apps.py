@@ -55,8 +55,11 @@ class OwnSummary(AgentMiddleware[Any, Any, Any]):
         messages = state["messages"]
         if len(messages) < 6:
             return None
+        kept = messages[-3:]
+        while kept[0].type == "tool":  # without its call, which providers refuse
+            kept = kept[1:]
         summary = self.kind(f"summary up to {messages[-4].text}")
-        return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), summary, *messages[-3:]]}
+        return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), summary, *kept]}
 
 
 class SummaryState(AgentState[Any]):
