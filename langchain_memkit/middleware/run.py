@@ -399,18 +399,13 @@ class AgentTurns:
         moved = before is not None and before["place"] != place
         # Without a marker the thread is new, unless messages of this very turn are stored already.
         may_fork = not moved and (before is not None or {m.id for m in named[first - start :]} & known)
-        # LangGraph puts the checkpoint that the caller addressed into the metadata: the branch after it is left.
-        seq, addressed = before["seq"] if before else 0, (config.get("metadata") or {}).get("checkpoint_id")
-        left_branch = [[seq + 1, view.seq]] if may_fork and addressed and view.seq > seq else []
+        left_branch = _left_branch(before, view, config) if may_fork else []
         skip = [*before["skip"], *left_branch] if before is not None and not moved else left_branch
         cleared = before is not None and await _is_cleared(session, before, view)
         void = before.get("void", []) if before is not None else []
         if before is not None and (cleared or moved):
             # What the state held then must not come back after a clear, nor move to another user or session.
-            start = unstored_start(messages, before, settled=True)
-            first = start_of_turn(messages, start)
-            if moved and (not before["done"] or is_lost(messages, before)):
-                start = first  # whose the messages in between are is unknown: leave them out
+            start, first = _new_input(messages, before, moved=moved)
             void = [m.id for m in messages[:first] if m.id and _is_apart(m)]
             before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
         # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
@@ -418,12 +413,13 @@ class AgentTurns:
         left = [m for m in left if m.id not in known and is_dialogue(m)]
         if before is None:
             left = [m for m in left if not isinstance(m, SystemMessage)]
-        elif is_lost(messages, before):  # the app removed the last run's end: what is stored is of the past
+        elif is_lost(messages, before):
+            # The app removed the end of the last run: what is stored is of the past, and system messages are the app's.
             stored = _in_log(messages[:-1], known, view)
-            while first < len(stored) and (stored[first] or isinstance(messages[first], SystemMessage)):
-                first += 1
-            old = {m.id for m, is_stored in zip(named, stored, strict=False) if is_stored}
-            left = [m for m in left if m.id not in old and not isinstance(m, SystemMessage)]
+            old = [is_old or isinstance(m, SystemMessage) for m, is_old in zip(messages, stored, strict=False)]
+            first += sum(1 for _ in takewhile(bool, old[first:]))
+            unknown = {m.id for m, is_old in zip(named, old, strict=False) if not is_old} | {m.id for m in seen}
+            left = [m for m in left if m.id in unknown]
         if before is not None and not before["done"]:
             first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
         ids = {m.id for m in (*seen, *messages, *named) if m.id}
@@ -666,6 +662,27 @@ def _in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool
     """Return for each message whether it is stored, by its id or by what it says."""
     found = found_in(messages, view.messages)
     return [m.id in known or place is not None for m, place in zip(messages, found, strict=True)]
+
+
+def _left_branch(before: Marker | None, view: HistoryView, config: RunnableConfig) -> list[list[int]]:
+    """Return the positions of a branch that the thread leaves, since the caller named an older checkpoint."""
+    seq = before["seq"] if before else 0
+    # LangGraph puts the checkpoint that the caller addressed into the metadata.
+    addressed = (config.get("metadata") or {}).get("checkpoint_id")
+    return [[seq + 1, view.seq]] if addressed and view.seq > seq else []
+
+
+def _new_input(messages: Messages, before: Marker, *, moved: bool) -> tuple[int, int]:
+    """Return where new messages and, after them, the new input begin in the state of another session, or a cleared one.
+
+    Where it is unknown whose the messages before the input are, they are left out.
+    """
+    if is_lost(messages, before, settled=True):
+        first = next((i for i in reversed(range(len(messages))) if isinstance(messages[i], HumanMessage)), 0)
+        return first, first
+    start = unstored_start(messages, before, settled=True)
+    first = start_of_turn(messages, start)
+    return (first if moved and not before["done"] else start), first
 
 
 def _already_asked(messages: Messages, named: Messages, known: set[str], retried: bool) -> int:

@@ -216,6 +216,32 @@ def test_summary_of_langchain_is_erased(history_of: Any, history: Any, run: Any)
     assert model.shown == ["q4"]
 
 
+def test_of_another_user(histories: Any, history_of: Any, history: Any, run: Any) -> None:
+    """A thread that another user goes on with shows and stores nothing of the first one's, though its end is gone."""
+    model = Scripted()
+    agent = saved([history_of, OwnSummary(SystemMessage)], model)
+    talk(run, agent, ["q0", "q1", "q2", "q3"])
+    agent.update_state(CONFIG, {"messages": [RemoveMessage(messages_of(agent)[-1].id)]})
+    other: Any = {"configurable": {**CONFIG["configurable"], "user_id": "u2"}}
+    run(agent, asking("hello"), other)
+    assert rows(histories("s1", "u2")) == [["hello", "ok 5"]]
+    run(agent, asking("more"), other)
+    assert rows(histories("s1", "u2")) == [["hello", "ok 5"], ["more", "ok 6"]]
+    assert [text for text in model.shown if not text.startswith("summary")] == ["hello", "ok 5", "more"]
+
+
+def test_cleared_where_the_end_is_gone(history_of: Any, history: Any, run: Any) -> None:
+    """A question whose answer the app has removed does not come back after a clear."""
+    model = Scripted()
+    agent = saved([history_of], model)
+    talk(run, agent, ["q0", "q1"])
+    agent.update_state(CONFIG, {"messages": [RemoveMessage(messages_of(agent)[-1].id)]})
+    history.clear()
+    talk(run, agent, ["new"])
+    assert model.shown == ["new"]
+    assert rows(history) == [["new", "ok 3"]]
+
+
 # -- rows of others
 
 
