@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count, pairwise
 from typing import Any, NamedTuple, TypeAlias
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
@@ -99,10 +100,27 @@ def with_turn_ids(messages: Messages, place: Sequence[str], turn_id: str) -> lis
 
     The same message of the same turn gets the same id in every attempt and in every process.
     """
-    numbers = count()
+    names = ids_of_turn(place, turn_id)
+    return [m if m.id else with_id(m, next(names)) for m in messages]
+
+
+def ids_of_turn(place: Sequence[str], turn_id: str) -> Iterator[str]:
+    """Yield the ids for the messages of a turn that have none, without end."""
     # Derived, not random: a retry in another process must produce the same id, since both the history and the memories
     # deduplicate by it.
-    return with_ids(messages, lambda: uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(next(numbers))])))
+    return (str(uuid5(NAMESPACE_OID, "\0".join([*place, turn_id, str(number)]))) for number in count())
+
+
+def is_id_of_turn(message_id: str) -> bool:
+    """Return whether an id has the form of those that `ids_of_turn` yields: no other part of an app makes such."""
+    with suppress(ValueError):
+        return UUID(message_id).version == 5
+    return False
+
+
+def with_id(message: BaseMessage, message_id: str | None) -> BaseMessage:
+    """Return the message under an id: itself if it has that id, else a copy."""
+    return message if message.id == message_id else message.model_copy(update={"id": message_id})
 
 
 def index_of(messages: Messages, message_id: str | None) -> int:

@@ -28,7 +28,15 @@ from langchain_memkit.base import GetSessionHistory, check_arguments
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import tool_schemas
 from langchain_memkit.middleware import run as runs
-from langchain_memkit.middleware.run import HistoryState, Marker, Run, RunHandle, State, StepCalls, ids_of_call
+from langchain_memkit.middleware.run import Run, RunHandle, StepCalls, ids_of_call
+from langchain_memkit.middleware.state import (
+    HistoryState,
+    Marker,
+    State,
+    dialogue_in_state,
+    dialogue_of_run,
+    messages_in,
+)
 from langchain_memkit.middleware.tools import NO_USER, READ_RESULT, memory_tools, result_reader
 from langchain_memkit.runnables.saving import TurnKeywords, TurnOptions
 from langchain_memkit.runnables.session import Configurable, checked_function
@@ -221,7 +229,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         marker: Marker | None = state.get("memkit_turn")
         here = self._calls[marker["key"]].seen if marker and marker["key"] in self._calls else []
-        return runs.dialogue_in_state(here or state.get("memkit_seen") or [], runs.messages_in(state))
+        return dialogue_in_state(here or state.get("memkit_seen") or [], messages_in(state))
 
     async def _begin(self, state: State, runtime: Context) -> Update:
         config = get_config()
@@ -242,7 +250,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             run = await self._turns.resume(state, ids_of_call(config, context), config, self._seen(state))
         else:  # the invocation did not pass `before_agent`
             run = await self._turns.begin(state, ids_of_call(config, context), config)
-        run.observe(runs.messages_in(state))
+        run.observe(messages_in(state))
         return run
 
     @contextmanager
@@ -250,7 +258,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Register a tool call and record the run's messages: in a resumed run nothing else has read the state yet."""
         runs.check_place(request.state.get("memkit_turn"), ids_of_call(config, request.runtime.context))
         calls = self._calls_of(request.state.get("memkit_turn"))
-        calls.seen = runs.dialogue_of_run(request.state)
+        calls.seen = dialogue_of_run(request.state)
         calls.running += 1
         handle = request.state.get("memkit_run")
         try:
@@ -270,7 +278,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         context.reader = self._reader
         if prompt.preprocessor is None:
             prompt.measured.check_length(run.view.messages, request.model)
-        messages: list[Any] = await self._turns.prompt(run, given, runs.messages_in(request.state), config)
+        messages: list[Any] = await self._turns.prompt(run, given, config)
         return request.override(messages=messages)
 
     def _schemas_of(self, tools: Sequence[Any]) -> str:
@@ -332,7 +340,9 @@ def _answered(run: Run, state: State, response: ModelResponse[Any]) -> Response:
     update: Update = {}
     handle = state.get("memkit_run")
     if not (isinstance(handle, RunHandle) and handle.run is run):
-        update = {"memkit_run": RunHandle(run), "memkit_turn": run.marker}
+        update["memkit_run"] = RunHandle(run)
+    if run.marker != state.get("memkit_turn"):
+        update["memkit_turn"] = run.marker
     if run.unsettled:
         run.unsettled = False
         update["memkit_seen"] = run.seen

@@ -1,26 +1,22 @@
-"""One run of an agent: its marker in the agent's state, its messages so far, and its turn: started, resumed, stored."""
+"""One run of an agent: its messages so far, and its turn, which is started, resumed and stored."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import reduce
 from itertools import pairwise, takewhile
-from typing import Annotated, Any, NotRequired, Self, TypedDict
+from typing import Any, Self
 from uuid import UUID, uuid4
 
-from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.ai import AIMessageChunk
-from langchain_core.messages.utils import convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
-from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.types import Command
 
 from langchain_memkit import base
@@ -30,123 +26,34 @@ from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryMessages, H
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.chain_io import aborted
-from langchain_memkit.messages.notes import Record, insert_note, is_note
-from langchain_memkit.messages.trimming import batch_op, index_of, turn_starts, whole_tool_groups, with_turn_ids
+from langchain_memkit.messages.notes import Record, insert_note
+from langchain_memkit.messages.trimming import (
+    batch_op,
+    ids_of_turn,
+    same_message,
+    turn_starts,
+    whole_tool_groups,
+    with_id,
+    with_turn_ids,
+)
+from langchain_memkit.middleware.state import (
+    Marker,
+    State,
+    found_in,
+    in_state_order,
+    is_dialogue,
+    is_foreign_summary,
+    is_lost,
+    messages_in,
+    start_of_turn,
+    turn_started_at,
+    unstored_start,
+    with_positions,
+    within,
+)
 from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
 from langchain_memkit.runnables.trace import TurnRecorder, recorder_of
-
-# -- the turn's marker, and where in the state's messages the turn begins
-
-
-class Marker(TypedDict):
-    """Plain JSON that identifies the turn in a checkpoint, so that any process can resume it."""
-
-    key: str  # random id of the run
-    place: str  # user and session of the run, as one text
-    turn_id: str  # idempotency key under which the turn is stored once
-    first: str | None  # id of the run's first message, if it has one
-    start: NotRequired[int]  # its position in the state's messages
-    end: str | None  # id of the last message: of the input while the turn is open, then of the stored turn
-    held: NotRequired[int]  # number of messages in the state then
-    done: bool  # whether the turn was saved
-    epoch: int  # the session's epoch when the turn began; 0 if it had no turn
-    since: str | None  # when the turn began, ISO 8601, by the history's clock; None if unknown
-    base: int  # position in the transcript of the thread's previous turn; 0 if there was none
-    seq: int  # last position in the transcript of this branch of the thread
-    skip: list[list[int]]  # ranges of positions, both ends included, of branches that this thread left
-
-
-class HistoryState(AgentState[Any]):
-    """The agent's state with the middleware's private keys, which are neither input nor output.
-
-    `memkit_turn` is the marker, `memkit_run` the run in this process, which is not checkpointed, and `memkit_seen` the
-    messages of the run once some of them were removed from the state.
-    """
-
-    memkit_turn: NotRequired[Annotated[Marker, PrivateStateAttr]]
-    memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
-    memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
-
-
-State = Mapping[str, Any]
-"""A state as LangGraph hands it over: its keys depend on the agent's other middleware."""
-
-
-def messages_in(state: State) -> list[BaseMessage]:
-    """Return the messages of a state, converted: reducers other than `add_messages` may keep what the caller gave."""
-    return convert_to_messages(state["messages"])
-
-
-def unstored_start(messages: Messages, marker: Marker | None, *, settled: bool = False) -> int:
-    """Find the position of the first message that the transcript may not have, given the previous run's marker.
-
-    A message is found by its id. Where it has none (states with another reducer than LangGraph's `add_messages`), the
-    number of messages that the state held decides. `settled` ignores that, as the session was cleared since.
-    """
-    if marker is None:
-        return 0
-    done = settled or marker["done"]
-    message_id = marker["end"] if done else marker["first"]
-    start = index_of(messages, message_id)
-    if start >= 0:
-        start += 1 if done else 0
-    elif message_id is not None:  # it had an id that is gone, so nothing is known
-        start = 0
-    else:
-        start = min(marker.get("held", 0) if done else marker.get("start", 0), len(messages))
-    if start >= len(messages) and messages and isinstance(messages[-1], HumanMessage):
-        # A reducer has shortened the list below the length in the marker; the input is new all the same.
-        return start_of_turn(messages, 0)
-    return start
-
-
-def start_of_turn(messages: Messages, start: int) -> int:
-    """Return the position of the last turn from `start` on; unanswered questions before it belong to it."""
-    starts = turn_starts(messages[start:])
-    return start + (starts[-1] if starts else 0)
-
-
-def dialogue_of_run(state: State) -> list[BaseMessage]:
-    """Return the messages of the marker's run, removed ones included."""
-    marker: Marker | None = state.get("memkit_turn")
-    seen: list[BaseMessage] = list(state.get("memkit_seen") or [])
-    if marker is None or marker["done"]:
-        return seen
-    messages = messages_in(state)
-    start = unstored_start(messages, marker)
-    own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
-    return in_state_order(seen, [m for m in own if is_dialogue(m)])
-
-
-def in_state_order(seen: Messages, messages: Messages) -> list[BaseMessage]:
-    """Return the run's messages in state order, preferring the state's current copy, with newer ones at the end."""
-    current = {m.id: m for m in messages}
-    before = {m.id for m in seen}
-    return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
-
-
-def dialogue_in_state(seen: Messages, messages: Messages) -> list[BaseMessage]:
-    """Return the run's messages up to the last one that is still in the state; later ones were taken back."""
-    current = {m.id for m in messages}
-    last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
-    return list(seen[: last + 1])
-
-
-def turn_started_at(marker: Marker) -> datetime | None:
-    """Return when the turn began, by the history's clock; None if unknown."""
-    return datetime.fromisoformat(marker["since"]) if marker["since"] else None
-
-
-def is_foreign_summary(message: BaseMessage) -> bool:
-    """Return whether the message is a summary that LangChain's `SummarizationMiddleware` put in place of others."""
-    return trimming.notification_source(message) == "summarization"
-
-
-def is_dialogue(message: BaseMessage) -> bool:
-    """Return whether the message belongs in the transcript: it is neither a summary nor a note of memories."""
-    return not (is_foreign_summary(message) or trimming.is_summary(message) or is_note(message))
-
 
 # -- the run
 
@@ -201,90 +108,120 @@ class Run:
     view: HistoryView  # the history as it was read
     known: set[str]  # ids of the run's messages that are stored already
     recorder: TurnRecorder
-    older: set[str] = field(default_factory=set)  # ids of the state's messages that came before the run
-    older_unnamed: int = 0  # number of those without an id
     loaded: list[Record] | None = None  # what the memories returned
     context: TurnContext = field(default_factory=TurnContext)  # which preprocessors read
     finished: bool = False  # the turn is saved
     replayed: int | None = None  # position of the stored turn that the run repeats
     unsettled: bool = False  # messages were removed from the state, and this is not persisted in it yet
     partial: Partial = field(default_factory=Partial)  # collects what the model says in the current call
+    left: list[BaseMessage] = field(default_factory=list)  # of earlier turns, which a dry run does not store
+    _state: list[BaseMessage] = field(default_factory=list)  # the state's messages when they were observed last
+    _names: list[str | None] = field(default_factory=list)  # their ids in the run; None for those not of the run
     _seen: dict[str, BaseMessage] = field(default_factory=dict)
     _removed: set[str] = field(default_factory=set)
     _summaries: set[str] | None = None
     _answers: list[str] = field(default_factory=list)
 
-    def start_at(self, messages: Messages, first: int) -> None:
-        """Count the state's messages before a position as older than the run, unless they recur after it."""
-        self.older = {m.id for m in messages[:first] if m.id} - {m.id for m in messages[first:]}
-        self.older_unnamed = sum(not m.id for m in messages[:first])
+    def start_at(self, older: Messages, messages: Messages, seen: Messages = (), *, lost: bool = False) -> None:
+        """Tell the state's messages that are the run's from `older` ones.
 
-    def remember(self, seen: Messages, messages: Messages) -> None:
-        """Restore the messages of an earlier part of the run, some of which the state may have lost."""
+        `seen` are those of an earlier part of the run, some of which the state may have lost. If it is `lost` where the
+        run began, system messages in front are the app's own.
+        """
         self._seen = {m.id or "": m for m in seen}
-        self._removed = self._seen.keys() - {m.id for m in messages}
+        self._state = [*older, *seen]
+        self._names = [*(None for _ in older), *(m.id for m in seen)]
+        self._name(messages, apart=lost)
+        self._removed = self._seen.keys() - {*self._names}
         self.unsettled = bool(self._removed)
+
+    def _name(self, messages: Messages, *, apart: bool) -> None:
+        """Give the state's new messages their ids in the run; system messages in front of it are the app's own."""
+        found = found_in(messages, self._state)
+        names = [None if place is None else self._names[place] for place in found]
+        taken = {*self._seen, *names}
+        derived = (name for name in ids_of_turn([self.marker["place"]], self.marker["turn_id"]) if name not in taken)
+        begun = not apart
+        for i, message in enumerate(messages):
+            is_new = found[i] is None
+            begins = is_new and not isinstance(message, SystemMessage)
+            begun = begun or begins or names[i] is not None
+            if is_new and begun:
+                names[i] = message.id or next(derived)
+        self._state, self._names = list(messages), names
 
     @property
     def seen(self) -> list[BaseMessage]:
         """The run's messages, those removed from the state included."""
         return list(self._seen.values())
 
-    def own(self, messages: Messages) -> list[BaseMessage]:
-        """Return those of the state's messages that belong to the run, each with an id."""
-        found = [messages[i] for i in self._own_positions(messages)]
-        return [m for m in with_turn_ids(found, [self.marker["place"]], self.marker["turn_id"]) if is_dialogue(m)]
+    @property
+    def own(self) -> list[BaseMessage]:
+        """The run's messages that the state holds, each with its id in the run; of two with one id the later one."""
+        found: dict[str, BaseMessage] = {}
+        for message, name in zip(self._state, self._names, strict=True):
+            if name is not None and is_dialogue(message):
+                found.pop(name, None)
+                found[name] = with_id(message, name)
+        return list(found.values())
 
-    def own_of_request(self, given: Messages, messages: Messages) -> list[BaseMessage]:
-        """Return the run's messages in a request, as other middleware left them.
+    def split(self, given: Messages) -> tuple[list[BaseMessage], list[BaseMessage], list[BaseMessage]]:
+        """Split a request, as other middleware left it: messages of the past, those in front of it, the run's own.
 
-        A request with the ids of the state's messages is those, edited in place; else messages without an id are
-        searched from the back, since the run's own come last.
+        Of several summaries of LangChain's `SummarizationMiddleware` the last one counts.
         """
-        # The usual case: other middleware has added and removed nothing, so positions in the state are valid in the
-        # request.
-        if len(given) == len(messages) and all(a.id == b.id for a, b in zip(given, messages, strict=True)):
-            return [m for m in (given[i] for i in self._own_positions(messages)) if is_dialogue(m)]
-        own = {*self._own_positions(messages)}
-        unnamed = [(m, i in own) for i, m in enumerate(messages) if not m.id]
-        found: list[BaseMessage] = []
-        for message in reversed(given):
-            is_own = message.id not in self.older
-            if not message.id:
-                at = next((i for i in reversed(range(len(unnamed))) if unnamed[i][0] == message), None)
-                if at is not None:  # else another middleware has added it
-                    is_own, unnamed = unnamed[at][1], unnamed[:at]
-            if is_own and is_dialogue(message):
-                found.insert(0, message)
-        return found
+        edited = len(given) == len(self._state) and all(a.id == b.id for a, b in zip(given, self._state, strict=True))
+        found = [*range(len(given))] if edited else found_in(given, self._state)
+        names = [None if place is None else self._names[place] for place in found]
+        last = max((i for i, place in enumerate(found) if place is not None and names[i] is None), default=-1)
+        summary = next((m for m in reversed(given) if is_foreign_summary(m)), None)
+        older, front = list[BaseMessage](), list[BaseMessage]()
+        own: dict[str, BaseMessage] = {}
+        for i, message in enumerate(given):
+            is_new, is_system = found[i] is None, isinstance(message, SystemMessage)
+            if message is summary:
+                front.append(message)
+            elif not is_dialogue(message):
+                continue
+            elif names[i] is None and not is_new:
+                older.append(message)
+            elif i < last or (is_new and is_system and not own):
+                front.append(message)
+            else:
+                name = names[i] or message.id or f"{i}"
+                own.pop(name, None)
+                own[name] = message
+        return older, front, list(own.values())
 
-    def _own_positions(self, messages: Messages) -> list[int]:
-        # Messages without an id can only be counted: the first `older_unnamed` of them came before the run.
-        unnamed = [i for i, m in enumerate(messages) if not m.id][self.older_unnamed :]
-        last = {m.id: i for i, m in enumerate(messages) if m.id}  # a reducer may keep a message and its change
-        return sorted([*unnamed, *(i for name, i in last.items() if name not in self.older)])
+    def past(self, older: Messages, own: set[str]) -> tuple[list[BaseMessage], list[BaseMessage]]:
+        """Return the transcript before the run, and those of the request's `older` messages that it does not have.
 
-    def past(self, given: Messages, own: set[str], *, summarized: bool) -> list[BaseMessage]:
-        """Return the transcript before the run, without the messages `own` and the branches that this thread left."""
+        The rows that this thread wrote are as the request has them. Left out are rows with one of the run's messages
+        (an aborted attempt for instance: the state has it), whose ids are `own`, and branches that this thread left.
+        """
         read = self.view.messages
-        if not isinstance(read, HistoryMessages):
-            return [m for m in read if m.id not in own]
-        start = 0
-        if summarized:  # the transcript begins at the oldest message that the summary kept
-            old = {m.id for m in given if m.id in self.older and not is_foreign_summary(m)}
-            start = next((i for i, m in enumerate(read) if m.id in old), 0)
-            if not old:  # turns that others added since the thread's last one were not summarized
-                start = next((i for i, t in enumerate(read.turns) if t.seq > self.marker["base"]), len(read))
-        hidden, places = set[str](), list[int]()
-        for i in range(start, len(read)):
-            turn = read.turns[i]
-            # A row with one of the run's messages, an aborted attempt for instance, is part of the run: the state has
-            # it.
-            if read[i].id in own:
-                hidden.add(turn.op)
-            if not (turn.op in hidden or any(begin <= turn.seq <= end for begin, end in self.marker["skip"])):
-                places.append(i)
-        return read if len(places) == len(read) else read.selected(places)
+        if not isinstance(read, HistoryMessages):  # of another package: which rows the thread wrote is unknown
+            rest = [m for m, place in zip(older, found_in(older, read), strict=True) if place is None]
+            return [*(m for m in read if m.id not in own), *self.left], rest
+        repeated = {turn.op for turn, message in zip(read.turns, read, strict=False) if message.id in own}
+        skip, wrote = with_positions(self.marker["skip"]), self.marker.get("wrote", [])
+        shown = [i for i, turn in enumerate(read.turns) if not (turn.op in repeated or within(skip, turn.seq))]
+        mine = [i for i in shown if within(wrote, read.turns[i].seq)]
+        found = found_in(older, [read[i] for i in mine])
+        copies = {mine[place]: m for m, place in zip(older, found, strict=True) if place is not None}
+        removed = {*mine} - copies.keys()
+        for i in sorted(removed):
+            if _is_partial(read, i) and i - 1 not in removed:  # the state never had it
+                removed.remove(i)
+        in_order = iter(copies)  # of the request, where an app may have put a message in front
+        places = [next(in_order) if i in copies else i for i in shown if i not in removed]
+        past = read.selected(places)
+        for i, place in enumerate(places):
+            copy = with_id(copies.get(place, read[place]), read[place].id)
+            if not same_message(read[place], copy):
+                past[i] = copy
+        past.extend(self.left)
+        return past, [m for m, place in zip(older, found, strict=True) if place is None]
 
     def observe(self, messages: Messages) -> list[BaseMessage]:
         """Synchronize with the state's messages and return all messages of the run, removed ones included.
@@ -292,7 +229,12 @@ class Run:
         A message that disappears when a summary comes, or while later ones stay, was summarized or trimmed: it still
         belongs to the turn. Messages that disappear from the end were taken back and are not stored.
         """
-        current = {m.id or "": m for m in self.own(messages)}
+        self._name(messages, apart=True)
+        # Where it began is counted where messages have no ids, and another process may resume the run.
+        start = next((i for i, name in enumerate(self._names) if name is not None), len(messages))
+        if start < self.marker.get("start", 0):
+            self.marker = {**self.marker, "start": start}
+        current = {m.id or "": m for m in self.own}
         summaries = {m.id or "" for m in messages if is_foreign_summary(m)}
         # The last answer may be in the state for the first time while older messages are gone already. Counting it
         # in the order shows that these were removed from the middle, and not taken back from the end.
@@ -457,23 +399,30 @@ class AgentTurns:
         moved = before is not None and before["place"] != place
         # Without a marker the thread is new, unless messages of this very turn are stored already.
         may_fork = not moved and (before is not None or {m.id for m in named[first - start :]} & known)
-        # LangGraph puts the checkpoint that the caller addressed into the metadata: the branch after it is left.
-        seq, addressed = before["seq"] if before else 0, (config.get("metadata") or {}).get("checkpoint_id")
-        left_branch = [[seq + 1, view.seq]] if may_fork and addressed and view.seq > seq else []
+        left_branch = _left_branch(before, view, config) if may_fork else []
         skip = [*before["skip"], *left_branch] if before is not None and not moved else left_branch
         cleared = before is not None and await _is_cleared(session, before, view)
+        void = before.get("void", []) if before is not None else []
         if before is not None and (cleared or moved):
             # What the state held then must not come back after a clear, nor move to another user or session.
-            start = unstored_start(messages, before, settled=True)
-            first = start_of_turn(messages, start)
-            if moved and not before["done"]:  # whose the messages in between are is unknown: leave them out
-                start = first
+            start, first = _new_input(messages, before, moved=moved)
+            void = [m.id for m in messages[:first] if m.id and _is_apart(m)]
             before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
         # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
         left = [] if cleared or view.replaces else in_state_order(seen, named[: first - start])
         left = [m for m in left if m.id not in known and is_dialogue(m)]
+        if before is None:
+            left = [m for m in left if not isinstance(m, SystemMessage)]
+        elif is_lost(messages, before):
+            # The app removed the end of the last run: what is stored is of the past, and system messages are the app's.
+            stored = _in_log(messages[:-1], known, view)
+            old = [is_old or isinstance(m, SystemMessage) for m, is_old in zip(messages, stored, strict=False)]
+            first += sum(1 for _ in takewhile(bool, old[first:]))
+            unknown = {m.id for m, is_old in zip(named, old, strict=False) if not is_old} | {m.id for m in seen}
+            left = [m for m in left if m.id in unknown]
         if before is not None and not before["done"]:
             first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
+        ids = {m.id for m in (*seen, *messages, *named) if m.id}
         marker = Marker(
             key=uuid4().hex,
             place=place,
@@ -485,17 +434,18 @@ class AgentTurns:
             done=False,
             epoch=view.epoch,
             since=view.read_at.isoformat() if view.read_at else None,
-            base=before["seq"] if before else 0,
             seq=view.seq,
             skip=skip,
+            wrote=_written(before, view, ids, messages),
+            void=void,
         )
         # A branch is stored whole, beginning with its question.
         run = Run(session, marker, view, set() if left_branch else known, recorder)
-        run.start_at(messages, first)
+        run.start_at(messages[:first], messages)
         # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
         if left and not (before is None and await _was_cleared(session, view)):
             if dry_run.get():  # show the messages as if they had been stored
-                run.view = view._replace(messages=[*view.messages, *left])
+                run.left = left
             else:
                 await self._adopt(run, left, before, messages, start, config)
         run.observe(messages)
@@ -514,11 +464,11 @@ class AgentTurns:
         own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
         known, view = await self._read(session, sorted(ids), messages[start:], config)
+        marker = {**marker, "wrote": _written(marker, view, ids, messages)}
         run = Run(session, marker, view, known, recorder_of(self, configurable))
-        run.start_at(messages, start)
-        # The run's first message was removed, so its start is unknown: stored messages count as older than the run.
-        if index_of(messages, marker["first"]) < 0 and marker["first"] is not None:
-            run.older |= known
+        older = messages[:start]
+        if lost := is_lost(messages, marker):
+            older = [m for m, stored in zip(messages, _in_log(messages, known, view), strict=True) if stored]
         if session.native and known & {m.id for m in own}:
             # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
             run.replayed = await seq_of(session.history, batch_op([], marker["turn_id"]), marker["seq"])
@@ -527,7 +477,7 @@ class AgentTurns:
         if run.replayed:
             run.known = set()
             run.marker = {**marker, "seq": view.seq, "skip": [*marker["skip"], [run.replayed, view.seq]]}
-        run.remember(seen, messages)
+        run.start_at(older, messages, seen, lost=lost)
         return run
 
     async def bind(self, configurable: Configurable) -> BoundSession:
@@ -592,21 +542,26 @@ class AgentTurns:
                 # With the epoch of the earlier run: if the session was cleared meanwhile, the append is refused.
                 if before["epoch"]:
                     turn = replace(turn, epoch=before["epoch"], since=turn_started_at(before))
-            if said and await self.options.save(turn, None, said) == UNSAVED:
+            seq = await self.options.save(turn, None, said) if said else None
+            if seq == UNSAVED:
                 run.marker = {**run.marker, "first": messages[start].id, "start": start}
-                run.start_at(messages, start)
+                run.start_at(messages[:start], messages)
                 break
+            if seq:
+                run.marker = {**run.marker, "wrote": with_positions(run.marker["wrote"], [seq])}
         run.view = await self._view(run.session, asked, config)
 
-    async def prompt(self, run: Run, given: Messages, messages: Messages, config: RunnableConfig) -> list[BaseMessage]:
-        """Build the messages for one call of the model from those of its request and of the state.
+    async def prompt(self, run: Run, given: Messages, config: RunnableConfig) -> list[BaseMessage]:
+        """Build the messages for one call of the model from those of its request.
 
-        A summary of LangChain's `SummarizationMiddleware` comes first, then past, note and the run's own messages.
+        First come system messages that only the request has, and a summary of LangChain's `SummarizationMiddleware`;
+        then past, note and the run's own messages.
         """
-        summary = [m for m in given if is_foreign_summary(m)][-1:]
-        # From the request, not from the state: other middleware may have edited the messages for this call.
-        own = run.own_of_request(given, messages)
-        past = run.past(given, {m.id for m in (*own, *run.own(messages)) if m.id}, summarized=bool(summary))
+        older, front, own = run.split(given)
+        past, rest = run.past(older, {m.id for m in (*own, *run.own) if m.id})
+        apps = {id(m) for m in (*front, *(m for m in rest if isinstance(m, SystemMessage)))}
+        erased = run.marker.get("void", [])
+        summary = [m for m in given if id(m) in apps and m.id not in erased]
         context, prompt = run.context, self.options.prompt
         run.recorder.composing = True
         context.asked, context.past, context.notes = [*summary, *own], past, []
@@ -622,7 +577,7 @@ class AgentTurns:
         kept = [*whole_tool_groups(kept[:last]), *kept[last:]]
         before, after = insert_note(kept, own, note, apart=False)
         shown = [*summary, *before, *after]
-        context.asked = run.own(messages)  # what of it is left out is told
+        context.asked = run.own  # what of it is left out is told
         run.recorder.opened(run.marker["turn_id"], prompt.preprocessor, shown, context)
         return shown
 
@@ -633,7 +588,7 @@ class AgentTurns:
         # Late results of a run that was stopped follow their tool calls again, since they were stored without them.
         results: Any = takewhile(lambda m: isinstance(m, ToolMessage), new)
         late = [result.tool_call_id for result in results]
-        said = [m for m in run.own(messages) if isinstance(m, AIMessage)] if late else []
+        said = [m for m in run.own if isinstance(m, AIMessage)] if late else []
         if calls := [call for m in said for call in m.tool_calls if call["id"] in late]:
             new = [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new]
         run.finished = True
@@ -653,8 +608,15 @@ class AgentTurns:
         end, epoch = (messages[-1].id if messages else None), run.marker["epoch"]
         if run.session.native and seq and not epoch:  # the session's first turn has drawn the epoch
             epoch = await epoch_at(run.session.history, seq) or 0
-        seq = seq or run.marker["seq"]
-        return {**run.marker, "done": True, "end": end, "held": len(messages), "epoch": epoch, "seq": seq}
+        return {
+            **run.marker,
+            "done": True,
+            "end": end,
+            "held": len(messages),
+            "epoch": epoch,
+            "seq": seq or run.marker["seq"],
+            "wrote": with_positions(run.marker.get("wrote", []), [seq] if seq else []),
+        }
 
     async def stopped(self, run: Run, error: BaseException, results: Messages, config: RunnableConfig) -> None:
         """Apply `on_model_error` after a model or a tool raised, or `on_abort` after the run was cancelled in a call.
@@ -672,15 +634,67 @@ class AgentTurns:
             run.known |= {m.id for m in (*asked, *said) if m.id}
 
 
+def _written(
+    before: Marker | None, view: HistoryView, ids: Collection[str | None], messages: Messages
+) -> list[list[int]]:
+    """Return the positions that a thread wrote: those in its marker, and rows with a message that its state holds."""
+    read = view.messages
+    turns = read.turns if isinstance(read, HistoryMessages) else ()
+    mine = {turn.seq for turn, message in zip(turns, read, strict=False) if turn.seq and message.id in ids}
+    wrote: list[list[int]] = before.get("wrote", []) if before else []
+    if before is not None and "wrote" not in before and any(map(is_foreign_summary, messages)):
+        # A marker of 0.2.0: what the summary stands for is not known, but that it comes before what it left.
+        wrote = [[1, min(mine, default=before["seq"] + 1) - 1]]
+    return with_positions(wrote, mine)
+
+
+def _is_partial(read: HistoryMessages, i: int) -> bool:
+    """Return whether a stored message is what a model had said of an answer when its run was stopped."""
+    is_marked = read[i].response_metadata.get(trimming.STATUS) == "aborted"
+    return is_marked and read.turns[i].op.endswith(":aborted")
+
+
+def _is_apart(message: BaseMessage) -> bool:
+    """Return whether a message stands in front of the prompt if only the state has it."""
+    return isinstance(message, SystemMessage) or is_foreign_summary(message)
+
+
+def _in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool]:
+    """Return for each message whether it is stored, by its id or by what it says."""
+    found = found_in(messages, view.messages)
+    return [m.id in known or place is not None for m, place in zip(messages, found, strict=True)]
+
+
+def _left_branch(before: Marker | None, view: HistoryView, config: RunnableConfig) -> list[list[int]]:
+    """Return the positions of a branch that the thread leaves, since the caller named an older checkpoint."""
+    seq = before["seq"] if before else 0
+    # LangGraph puts the checkpoint that the caller addressed into the metadata.
+    addressed = (config.get("metadata") or {}).get("checkpoint_id")
+    return [[seq + 1, view.seq]] if addressed and view.seq > seq else []
+
+
+def _new_input(messages: Messages, before: Marker, *, moved: bool) -> tuple[int, int]:
+    """Return where new messages and, after them, the new input begin in the state of another session, or a cleared one.
+
+    Where it is unknown whose the messages before the input are, they are left out.
+    """
+    if is_lost(messages, before, settled=True):
+        first = next((i for i in reversed(range(len(messages))) if isinstance(messages[i], HumanMessage)), 0)
+        return first, first
+    start = unstored_start(messages, before, settled=True)
+    first = start_of_turn(messages, start)
+    return (first if moved and not before["done"] else start), first
+
+
 def _already_asked(messages: Messages, named: Messages, known: set[str], retried: bool) -> int:
     """Count the input's leading messages that belong to the past, after a run that was not finished.
 
     They are stored, or a retry with the same turn id (`retried`) asks them again.
     """
     count = 0
-    for message, with_id in zip(messages[:-1], named, strict=False):
+    for message, as_stored in zip(messages[:-1], named, strict=False):
         again = isinstance(message, HumanMessage) and message.content == messages[-1].content
-        if not (with_id.id in known or (retried and again and messages[-1].type == message.type)):
+        if not (as_stored.id in known or (retried and again and messages[-1].type == message.type)):
             break
         count += 1
     return count

@@ -18,7 +18,7 @@ from langchain_memkit.base import HistoryView
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.messages.text import message_text, one_line
-from langchain_memkit.middleware.run import AgentTurns, RunHandle, ids_of_call, messages_in
+from langchain_memkit.middleware.run import AgentTurns, RunHandle, ids_of_call
 from langchain_memkit.runnables.session import BoundSession
 
 NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
@@ -114,7 +114,7 @@ def _own_messages(state: Any) -> list[BaseMessage]:
     handle = state.get("memkit_run")
     if not isinstance(handle, RunHandle):
         return []
-    current = handle.run.own(messages_in(state))
+    current = handle.run.own
     known = {message.id for message in current}
     return [*(message for message in handle.run.seen if message.id not in known), *current]
 

@@ -149,14 +149,16 @@ def test_first_in_the_list_comes_last(histories: Any, history: Any, checkpointer
 
 
 def test_forgets_on_purpose(histories: Any, history: Any, run: Any) -> None:
-    """An app that empties the state keeps its transcript, and goes on with it."""
+    """An app that empties the state keeps its transcript, which the model does not see again."""
     model = Scripted()
     agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver())
     run(agent, asking("q1"), CONFIG)
     agent.update_state(CONFIG, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]})
     run(agent, asking("q2"), CONFIG)
     assert rows(history) == [["q1", "ok 1"], ["q2", "ok 2"]]
-    assert model.shown == ["q1", "ok 1", "q2"]
+    assert model.shown == ["q2"]
+    run(agent, asking("q3"), CONFIG)
+    assert model.shown == ["q2", "ok 2", "q3"]
 
 
 def test_refused_answer_is_not_stored(histories: Any, history: Any, run: Any) -> None:

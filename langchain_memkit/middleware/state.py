@@ -1,0 +1,254 @@
+"""The agent's state: the marker of its turn, which of its messages belong to the turn, and what it says of the past.
+
+**The state is the app's, the transcript is the log.** The marker keeps the positions of the rows that this thread
+wrote. Of those rows the model sees what the request still holds, in the request's copy and order; of all other rows (a
+chain's, another thread's, those from before the thread began) what is stored. So what either side removed stays
+removed: by `delete_turn`, `edit`, `clear` and `purge` in the transcript, by trimming, `RemoveMessage` and
+`update_state` in the state. A message is recognized by its id, and one without an id, or with a new one, by its type
+and text, in order. System messages that only the state has stand in front and are never stored. The log does not
+follow the state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
+
+from langchain.agents.middleware.types import AgentState, PrivateStateAttr
+from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages.utils import convert_to_messages
+from langgraph.channels.untracked_value import UntrackedValue
+
+from langchain_memkit.base import Messages
+from langchain_memkit.messages import trimming
+from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.trimming import index_of, is_id_of_turn, turn_starts, with_turn_ids
+
+Ranges: TypeAlias = list[list[int]]
+"""Ranges of positions in the transcript, both ends included."""
+
+
+class Marker(TypedDict):
+    """Plain JSON that identifies the turn in a checkpoint, so that any process can resume it."""
+
+    key: str  # random id of the run
+    place: str  # user and session of the run, as one text
+    turn_id: str  # idempotency key under which the turn is stored once
+    first: str | None  # id of the run's first message, if it has one
+    start: NotRequired[int]  # its position in the state's messages
+    end: str | None  # id of the last message: of the input while the turn is open, then of the stored turn
+    held: NotRequired[int]  # number of messages in the state then
+    done: bool  # whether the turn was saved
+    epoch: int  # the session's epoch when the turn began; 0 if it had no turn
+    since: str | None  # when the turn began, ISO 8601, by the history's clock; None if unknown
+    seq: int  # last position in the transcript of this branch of the thread
+    skip: Ranges  # ranges of positions of branches that this thread left
+    wrote: NotRequired[Ranges]  # ranges of positions that this thread wrote; markers of 0.2.0 lack it
+    void: NotRequired[list[str]]  # ids of system messages and summaries in the state when the session was cleared
+
+
+class HistoryState(AgentState[Any]):
+    """The agent's state with the middleware's private keys, which are neither input nor output.
+
+    `memkit_turn` is the marker, `memkit_run` the run in this process, which is not checkpointed, and `memkit_seen` the
+    messages of the run once some of them were removed from the state.
+    """
+
+    memkit_turn: NotRequired[Annotated[Marker, PrivateStateAttr]]
+    memkit_run: NotRequired[Annotated[Any, UntrackedValue, PrivateStateAttr]]
+    memkit_seen: NotRequired[Annotated[list[AnyMessage], PrivateStateAttr]]
+
+
+State = Mapping[str, Any]
+"""A state as LangGraph hands it over: its keys depend on the agent's other middleware."""
+
+
+def messages_in(state: State) -> list[BaseMessage]:
+    """Return the messages of a state, converted: reducers other than `add_messages` may keep what the caller gave."""
+    return convert_to_messages(state["messages"])
+
+
+# -- where in the state's messages the turn begins
+
+
+def is_lost(messages: Messages, marker: Marker | None, *, settled: bool = False) -> bool:
+    """Return whether the message is gone by which the marker knows where in the state the turn begins."""
+    message_id = _landmark(marker, settled=settled)
+    return message_id is not None and index_of(messages, message_id) < 0
+
+
+def unstored_start(messages: Messages, marker: Marker | None, *, settled: bool = False) -> int:
+    """Find the position of the first message that the transcript may not have, given the previous run's marker.
+
+    A message is found by its id. Where it has none (states with another reducer than LangGraph's `add_messages`), the
+    number of messages that the state held decides. `settled` ignores that, as the session was cleared since.
+    """
+    if marker is None or is_lost(messages, marker, settled=settled):
+        return 0
+    done = settled or marker["done"]
+    start = index_of(messages, _landmark(marker, settled=settled))
+    if start >= 0:
+        start += 1 if done else 0
+    else:
+        start = min(marker.get("held", 0) if done else marker.get("start", 0), len(messages))
+    if start >= len(messages) and messages and isinstance(messages[-1], HumanMessage):
+        # A reducer has shortened the list below the length in the marker; the input is new all the same.
+        return start_of_turn(messages, 0)
+    return start
+
+
+def _landmark(marker: Marker | None, *, settled: bool) -> str | None:
+    if marker is None:
+        return None
+    return marker["end"] if settled or marker["done"] else marker["first"]
+
+
+def start_of_turn(messages: Messages, start: int) -> int:
+    """Return the position of the last turn from `start` on; unanswered questions before it belong to it."""
+    starts = turn_starts(messages[start:])
+    return start + (starts[-1] if starts else 0)
+
+
+def dialogue_of_run(state: State) -> list[BaseMessage]:
+    """Return the messages of the marker's run, removed ones included."""
+    marker: Marker | None = state.get("memkit_turn")
+    seen: list[BaseMessage] = list(state.get("memkit_seen") or [])
+    if marker is None or marker["done"]:
+        return seen
+    messages = messages_in(state)
+    start = unstored_start(messages, marker)
+    if is_lost(messages, marker):  # what was seen of the run says where it goes on
+        names = {m.id for m in seen}
+        start = next((i for i, m in enumerate(messages) if m.id in names), len(messages))
+    own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
+    return in_state_order(seen, [m for m in own if is_dialogue(m)])
+
+
+def in_state_order(seen: Messages, messages: Messages) -> list[BaseMessage]:
+    """Return the run's messages in state order, preferring the state's current copy, with newer ones at the end."""
+    current = {m.id: m for m in messages}
+    before = {m.id for m in seen}
+    return [*(current.get(m.id, m) for m in seen), *(m for m in messages if m.id not in before)]
+
+
+def dialogue_in_state(seen: Messages, messages: Messages) -> list[BaseMessage]:
+    """Return the run's messages up to the last one that is still in the state; later ones were taken back."""
+    current = {m.id for m in messages}
+    last = next((i for i in reversed(range(len(seen))) if seen[i].id in current), -1)
+    return list(seen[: last + 1])
+
+
+def turn_started_at(marker: Marker) -> datetime | None:
+    """Return when the turn began, by the history's clock; None if unknown."""
+    return datetime.fromisoformat(marker["since"]) if marker["since"] else None
+
+
+# -- which message is which
+
+
+def is_foreign_summary(message: BaseMessage) -> bool:
+    """Return whether the message is a summary that LangChain's `SummarizationMiddleware` put in place of others."""
+    return trimming.notification_source(message) == "summarization"
+
+
+def is_dialogue(message: BaseMessage) -> bool:
+    """Return whether the message belongs in the transcript: it is neither a summary nor a note of memories."""
+    return not (is_foreign_summary(message) or trimming.is_summary(message) or is_note(message))
+
+
+def found_in(messages: Messages, known: Messages) -> list[int | None]:
+    """Return for each message its position in another list, None if it is not there.
+
+    Ids decide. A message that has none in one of the lists, or got one when it was stored, is found by what it says, in
+    order, the newest first; or by its type before the same neighbour, as its text may have been changed when stored.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage
+        >>> stored = [HumanMessage("hi", id="1"), AIMessage("a", id="2"), HumanMessage("hi", id="3")]
+        >>> found_in([AIMessage("a", id="2"), HumanMessage("hi")], stored)
+        [1, 2]
+    """
+    if len(messages) >= len(known) and all(map(_same, messages, known)):  # the usual case: only new ones were added
+        return [*range(len(known)), *[None] * (len(messages) - len(known))]
+    ids = {m.id: i for i, m in enumerate(known) if m.id}
+    found = [ids.get(m.id) if m.id else None for m in messages]
+    if None in found:
+        _find_by_words(found, messages, known)
+        _find_by_neighbour(found, messages, known)
+    return found
+
+
+def _find_by_words(found: list[int | None], messages: Messages, known: Messages) -> None:
+    """Find messages by what they say, each between the positions of those before and after it."""
+    free: dict[str, list[int]] = {}
+    for i in sorted({*range(len(known))} - {*found}):
+        free.setdefault(_words(known[i]), []).append(i)
+    least, highest = list[int](), -1
+    for place in found:
+        least.append(highest)
+        highest = max(highest, -1 if place is None else place)
+    upper = len(known)
+    for i in reversed(range(len(messages))):
+        place = found[i]
+        if place is None:
+            between = [at for at in free.get(_words(messages[i]), ()) if least[i] < at < upper]
+            fitting = [at for at in between if _may_be(messages[i], known[at])]
+            place = found[i] = fitting[-1] if fitting else None
+        upper = upper if place is None else place
+
+
+def _find_by_neighbour(found: list[int | None], messages: Messages, known: Messages) -> None:
+    """Find messages of other words directly before one that was found."""
+    taken = {*found}
+    for i in reversed(range(len(messages) - 1)):
+        after = found[i + 1]
+        if found[i] is not None or after is None or after == 0 or after - 1 in taken:
+            continue
+        place = after - 1
+        is_alike = messages[i].type == known[place].type and not isinstance(messages[i], SystemMessage)
+        if is_alike and _may_be(messages[i], known[place]):
+            found[i] = place
+
+
+def _same(message: BaseMessage, known: BaseMessage) -> bool:
+    return message.id == known.id if message.id and known.id else _words(message) == _words(known)
+
+
+def _may_be(message: BaseMessage, known: BaseMessage) -> bool:
+    """Return whether two messages can be the same, though they do not have the same id."""
+    return not (message.id and known.id) or is_id_of_turn(known.id)
+
+
+def _words(message: BaseMessage) -> str:
+    """Return what a message says, and which calls it makes or answers."""
+    if isinstance(message, ToolMessage):
+        return f"tool {message.tool_call_id}"
+    calls = [call["id"] for call in getattr(message, "tool_calls", ())]
+    return f"{message.type} {calls} {message.content}"
+
+
+# -- positions in the transcript
+
+
+def within(ranges: Ranges, position: int) -> bool:
+    """Return whether one of the ranges holds a position; they are in order and apart."""
+    before = bisect_right(ranges, position, key=lambda pair: pair[0])
+    return before > 0 and position <= ranges[before - 1][1]
+
+
+def with_positions(ranges: Ranges, positions: Iterable[int] = ()) -> Ranges:
+    """Return the ranges with positions added, adjacent ones joined.
+
+    Example:
+        >>> with_positions([[1, 2], [7, 7]], [3, 9])
+        [[1, 3], [7, 7], [9, 9]]
+    """
+    joined: Ranges = []
+    for begin, end in sorted([*ranges, *([position, position] for position in positions)]):
+        if joined and begin <= joined[-1][1] + 1:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([begin, end])
+    return joined
