@@ -45,6 +45,7 @@ from langchain_memkit.retrievers.condense import check_kind
 from langchain_memkit.retrievers.history import CITATIONS, CITED, DOCUMENTS, document_key
 from langchain_memkit.retrievers.rewriter import Mode
 from langchain_memkit.runnables import RunnableWithMessageHistory
+from langchain_memkit.runnables.beside import ChainFrame
 from langchain_memkit.runnables.saving import OpenTurn, TurnKeywords, TurnOptions
 from langchain_memkit.runnables.turn import HistoryTurn
 
@@ -179,7 +180,7 @@ class RagAnswer(Runnable[Value, Value]):
 
     def __init__(self, llm: Model, retriever: Model, prompt: RagPrompt, input_key: str) -> None:
         self.name = "answer_from_records"
-        self._llm = llm
+        self.model = llm
         self._retriever = retriever
         self._prompt = prompt
         self._input_key = input_key
@@ -188,13 +189,13 @@ class RagAnswer(Runnable[Value, Value]):
         """Return the input with `context`, `standalone_question` and `answer`."""
         config = ensure_config(config)
         value, messages = drive(self.prepared(input, config))
-        return {**value, ANSWER: _text(self._llm.invoke(messages, config, **kwargs))}
+        return {**value, ANSWER: _text(self.model.invoke(messages, config, **kwargs))}
 
     async def ainvoke(self, input: Value, config: RunnableConfig | None = None, **kwargs: Any) -> Value:
         """Run `invoke` asynchronously."""
         config = ensure_config(config)
         value, messages = await adrive(self.prepared(input, config))
-        return {**value, ANSWER: _text(await self._llm.ainvoke(messages, config, **kwargs))}
+        return {**value, ANSWER: _text(await self.model.ainvoke(messages, config, **kwargs))}
 
     def stream(self, input: Value, config: RunnableConfig | None = None, **kwargs: Any | None) -> Iterator[Value]:
         """Stream dicts that add up: first the input, then question and documents, then the answer in pieces."""
@@ -205,7 +206,7 @@ class RagAnswer(Runnable[Value, Value]):
         if first is not None:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         piece = ""
-        chunks = self._llm.stream(messages, config, **kwargs)
+        chunks = self.model.stream(messages, config, **kwargs)
         try:
             for piece in filter(None, map(_text, chunks)):
                 yield AddableDict({ANSWER: piece})
@@ -226,7 +227,7 @@ class RagAnswer(Runnable[Value, Value]):
         if first is not None:
             yield AddableDict({key: value[key] for key in (STANDALONE, CONTEXT)})
         empty = True
-        async with aclosing(closing_stream(self._llm.astream(messages, config, **kwargs))) as chunks:
+        async with aclosing(closing_stream(self.model.astream(messages, config, **kwargs))) as chunks:
             async for chunk in chunks:
                 if piece := _text(chunk):
                     empty = False
@@ -289,6 +290,11 @@ class RagTurn(HistoryTurn):
     """Turn that stores the ids of its answer's documents; a context overflow is retried until the answer has begun."""
 
     watched = False  # a prompt without `chat_history` is intended: the past is in the condensed question
+
+    def __post_init__(self) -> None:
+        answering: Any = self.runnable
+        # Instruction and documents are told when they are known, in `RagAnswer.prepared`.
+        self.frame = replace(ChainFrame.of(answering.model), prompt=None)
 
     def _has_answered(self, streamed: StreamedOutput) -> bool:
         return ANSWER in (streamed.value or ())  # input and documents may have been streamed before
