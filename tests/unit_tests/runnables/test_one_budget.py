@@ -15,7 +15,7 @@ from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -159,9 +159,9 @@ class Case:
         """The tokens of what must be shown in any case: with the longest of a loop's unseen results as one line."""
         shown: list[BaseMessage] = [HumanMessage(self.asked)]
         if self.system:
-            shown.append(HumanMessage(self.words(self.system)))
+            shown.append(SystemMessage(self.words(self.system)))
         if self.door == "rag":
-            shown += [HumanMessage(INSTRUCTION), context_message(self.found())]
+            shown += [SystemMessage(INSTRUCTION), context_message(self.found())]
         if self.loop:
             calls = [(step(i), shortened(ToolMessage(RESULTS[i], tool_call_id=f"c{i}"))) for i in range(len(self.loop))]
             shown += max(calls, key=approximate_tokens)
