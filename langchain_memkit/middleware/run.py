@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ from langchain_memkit.middleware.state import (
     is_foreign_summary,
     is_lost,
     messages_in,
+    missing_in,
     start_of_turn,
     turn_started_at,
     unstored_start,
@@ -157,56 +159,43 @@ class Run:
 
     @property
     def own(self) -> list[BaseMessage]:
-        """The run's messages that the state holds, each with its id in the run; of two with one id the later one."""
-        found: dict[str, BaseMessage] = {}
-        for message, name in zip(self._state, self._names, strict=True):
-            if name is not None and is_dialogue(message):
-                found.pop(name, None)
-                found[name] = with_id(message, name)
-        return list(found.values())
+        """The run's messages that the state holds, each with its id in the run."""
+        named = zip(self._names, self._state, strict=True)
+        return _latest((name, with_id(m, name)) for name, m in named if name is not None and is_dialogue(m))
 
     def split(self, given: Messages) -> tuple[list[BaseMessage], list[BaseMessage], list[BaseMessage]]:
         """Split a request, as other middleware left it: messages of the past, those in front of it, the run's own.
 
         Of several summaries of LangChain's `SummarizationMiddleware` the last one counts.
         """
-        edited = len(given) == len(self._state) and all(a.id == b.id for a, b in zip(given, self._state, strict=True))
-        found = [*range(len(given))] if edited else found_in(given, self._state)
+        found = self._found(given)
         names = [None if place is None else self._names[place] for place in found]
-        last = max((i for i, place in enumerate(found) if place is not None and names[i] is None), default=-1)
-        summary = next((m for m in reversed(given) if is_foreign_summary(m)), None)
-        older, front = list[BaseMessage](), list[BaseMessage]()
-        own: dict[str, BaseMessage] = {}
-        for i, message in enumerate(given):
-            is_new, is_system = found[i] is None, isinstance(message, SystemMessage)
-            if message is summary:
-                front.append(message)
-            elif not is_dialogue(message):
-                continue
-            elif names[i] is None and not is_new:
-                older.append(message)
-            elif i < last or (is_new and is_system and not own):
-                front.append(message)
-            else:
-                name = names[i] or message.id or f"{i}"
-                own.pop(name, None)
-                own[name] = message
-        return older, front, list(own.values())
+        past = [i for i, place in enumerate(found) if place is not None and names[i] is None]
+        rest = [i for i in sorted({*range(len(given))} - {*past}) if is_dialogue(given[i])]
+        ahead = takewhile(lambda i: found[i] is None and isinstance(given[i], SystemMessage), rest)
+        summaries = [i for i, message in enumerate(given) if is_foreign_summary(message)]
+        front = {*ahead, *rest[: bisect_right(rest, max(past, default=-1))], *summaries[-1:]}
+        own = _latest((names[i] or given[i].id or f"{i}", given[i]) for i in rest if i not in front)
+        older = [given[i] for i in past if is_dialogue(given[i])]
+        return older, [given[i] for i in sorted(front)], own
+
+    def _found(self, given: Messages) -> list[int | None]:
+        """Return the positions of a request's messages in the state."""
+        # With the ids of the state's messages it is those, though they may be edited and have no ids.
+        if [m.id for m in given] == [m.id for m in self._state]:
+            return [*range(len(given))]
+        return found_in(given, self._state)
 
     def past(self, older: Messages, own: set[str]) -> tuple[list[BaseMessage], list[BaseMessage]]:
         """Return the transcript before the run, and those of the request's `older` messages that it does not have.
 
-        The rows that this thread wrote are as the request has them. Left out are rows with one of the run's messages
-        (an aborted attempt for instance: the state has it), whose ids are `own`, and branches that this thread left.
+        The rows that this thread wrote are as the request has them. `own` are the ids of the run's messages.
         """
         read = self.view.messages
         if not isinstance(read, HistoryMessages):  # of another package: which rows the thread wrote is unknown
-            rest = [m for m, place in zip(older, found_in(older, read), strict=True) if place is None]
-            return [*(m for m in read if m.id not in own), *self.left], rest
-        repeated = {turn.op for turn, message in zip(read.turns, read, strict=False) if message.id in own}
-        skip, wrote = with_positions(self.marker["skip"]), self.marker.get("wrote", [])
-        shown = [i for i, turn in enumerate(read.turns) if not (turn.op in repeated or within(skip, turn.seq))]
-        mine = [i for i in shown if within(wrote, read.turns[i].seq)]
+            return [*(m for m in read if m.id not in own), *self.left], missing_in(older, found_in(older, read))
+        shown = self._shown(read, own)
+        mine = [i for i in shown if within(self.marker.get("wrote", []), read.turns[i].seq)]
         found = found_in(older, [read[i] for i in mine])
         copies = {mine[place]: m for m, place in zip(older, found, strict=True) if place is not None}
         removed = {*mine} - copies.keys()
@@ -221,7 +210,14 @@ class Run:
             if not same_message(read[place], copy):
                 past[i] = copy
         past.extend(self.left)
-        return past, [m for m, place in zip(older, found, strict=True) if place is None]
+        return past, missing_in(older, found)
+
+    def _shown(self, read: HistoryMessages, own: set[str]) -> list[int]:
+        """Return what of the transcript the thread shows: no branches that it left, and no rows of the run itself."""
+        # A row with one of the run's messages is a part of the run, an aborted attempt for instance: the state has it.
+        repeated = {turn.op for turn, message in zip(read.turns, read, strict=False) if message.id in own}
+        left = with_positions(self.marker["skip"])
+        return [i for i, turn in enumerate(read.turns) if not (turn.op in repeated or within(left, turn.seq))]
 
     def observe(self, messages: Messages) -> list[BaseMessage]:
         """Synchronize with the state's messages and return all messages of the run, removed ones included.
@@ -230,7 +226,7 @@ class Run:
         belongs to the turn. Messages that disappear from the end were taken back and are not stored.
         """
         self._name(messages, apart=True)
-        # Where it began is counted where messages have no ids, and another process may resume the run.
+        # Where the run begins is counted if messages have no ids, and another process may resume it.
         start = next((i for i, name in enumerate(self._names) if name is not None), len(messages))
         if start < self.marker.get("start", 0):
             self.marker = {**self.marker, "start": start}
@@ -245,7 +241,11 @@ class Run:
         gone = (self._seen.keys() if summarized else set(order[:last])) - current.keys() - self._removed
         self._removed |= gone
         self._summaries, self.unsettled = summaries, self.unsettled or bool(gone)
-        # Removed messages keep their former positions; new ones come after the known ones.
+        self._seen = self._with_removed(current)
+        return self.seen
+
+    def _with_removed(self, current: dict[str, BaseMessage]) -> dict[str, BaseMessage]:
+        """Return the run's messages: removed ones keep their former positions, new ones come after the known ones."""
         place = {name: i for i, name in enumerate(self._seen)}
         left = [name for name in self._seen if name in self._removed and name not in current]
         merged: dict[str, BaseMessage] = {}
@@ -254,8 +254,7 @@ class Run:
                 taken = left.pop(0)
                 merged[taken] = self._seen[taken]
             merged[name] = message
-        self._seen = merged | {name: self._seen[name] for name in left}
-        return self.seen
+        return merged | {name: self._seen[name] for name in left}
 
     def answered(self, messages: Messages) -> None:
         """Record the ids of the model's answer, which the state does not have yet."""
@@ -391,10 +390,7 @@ class AgentTurns:
         first = start_of_turn(messages, start)
         # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
         # lookup below recognizes them, and a second attempt to store them changes nothing.
-        namer = f"{turn_id}:before"
-        if before is not None:
-            namer = f"{before['turn_id']}:after" if before["done"] else before["turn_id"]
-        named = with_turn_ids(messages[start:], [place], namer)
+        named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
         known, view = await self._read(session, [m.id or "" for m in (*seen, *named)], messages[first:], config)
         moved = before is not None and before["place"] != place
         # Without a marker the thread is new, unless messages of this very turn are stored already.
@@ -411,15 +407,9 @@ class AgentTurns:
         # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
         left = [] if cleared or view.replaces else in_state_order(seen, named[: first - start])
         left = [m for m in left if m.id not in known and is_dialogue(m)]
-        if before is None:
-            left = [m for m in left if not isinstance(m, SystemMessage)]
-        elif is_lost(messages, before):
-            # The app removed the end of the last run: what is stored is of the past, and system messages are the app's.
-            stored = _in_log(messages[:-1], known, view)
-            old = [is_old or isinstance(m, SystemMessage) for m, is_old in zip(messages, stored, strict=False)]
-            first += sum(1 for _ in takewhile(bool, old[first:]))
-            unknown = {m.id for m, is_old in zip(named, old, strict=False) if not is_old} | {m.id for m in seen}
-            left = [m for m in left if m.id in unknown]
+        old = _of_the_past(messages, first, before, known, view)
+        left = _not_of_the_past(left, old[start:], named, seen)
+        first += len([*takewhile(bool, old[first:])])
         if before is not None and not before["done"]:
             first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
         ids = {m.id for m in (*seen, *messages, *named) if m.id}
@@ -585,12 +575,7 @@ class AgentTurns:
         """Store the turn as the other middleware left it, and return the updated marker for the state."""
         messages = messages_in(state)
         new = run.unstored(run.observe(messages))
-        # Late results of a run that was stopped follow their tool calls again, since they were stored without them.
-        results: Any = takewhile(lambda m: isinstance(m, ToolMessage), new)
-        late = [result.tool_call_id for result in results]
-        said = [m for m in run.own if isinstance(m, AIMessage)] if late else []
-        if calls := [call for m in said for call in m.tool_calls if call["id"] in late]:
-            new = [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new]
+        new = _with_late_calls(new, run.own)
         run.finished = True
         seq: int | None = None
         if new:
@@ -605,13 +590,13 @@ class AgentTurns:
         # stores them.
         if seq == UNSAVED:
             return run.marker
-        end, epoch = (messages[-1].id if messages else None), run.marker["epoch"]
+        epoch = run.marker["epoch"]
         if run.session.native and seq and not epoch:  # the session's first turn has drawn the epoch
             epoch = await epoch_at(run.session.history, seq) or 0
         return {
             **run.marker,
             "done": True,
-            "end": end,
+            "end": messages[-1].id if messages else None,
             "held": len(messages),
             "epoch": epoch,
             "seq": seq or run.marker["seq"],
@@ -663,6 +648,52 @@ def _in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool
     """Return for each message whether it is stored, by its id or by what it says."""
     found = found_in(messages, view.messages)
     return [m.id in known or place is not None for m, place in zip(messages, found, strict=True)]
+
+
+def _of_the_past(
+    messages: Messages, first: int, before: Marker | None, known: set[str], view: HistoryView
+) -> list[bool]:
+    """Return for each message whether it is of the past, or the app's own, where the marker does not tell.
+
+    Without a marker the system messages before the input are the app's. If the end of the last run is gone from the
+    state, all but the newest message may be of the past: what is stored is, and system messages are the app's.
+    """
+    if before is None:
+        return [isinstance(m, SystemMessage) for m in messages[:first]]
+    if not is_lost(messages, before):
+        return []
+    stored = _in_log(messages[:-1], known, view)
+    return [is_old or isinstance(m, SystemMessage) for m, is_old in zip(messages, stored, strict=False)]
+
+
+def _not_of_the_past(left: Messages, old: Sequence[bool], named: Messages, seen: Messages) -> list[BaseMessage]:
+    gone = {m.id for m, is_old in zip(named, old, strict=False) if is_old} - {m.id for m in seen}
+    return [m for m in left if m.id not in gone]
+
+
+def _with_late_calls(new: list[BaseMessage], own: Messages) -> list[BaseMessage]:
+    """Return a run's new messages with the calls of results that come first: they were stored without their calls."""
+    results: Any = takewhile(lambda m: isinstance(m, ToolMessage), new)
+    late = {result.tool_call_id for result in results}
+    asked: Any = (m for m in own if isinstance(m, AIMessage))
+    calls = [call for m in asked for call in m.tool_calls if call["id"] in late]
+    return [AIMessage("", tool_calls=calls, id=f"{new[0].id}-calls"), *new] if calls else new
+
+
+def _latest(named: Iterable[tuple[str, BaseMessage]]) -> list[BaseMessage]:
+    """Return messages by name: of two with one name the later one, which some reducers keep beside the older."""
+    found: dict[str, BaseMessage] = {}
+    for name, message in named:
+        found.pop(name, None)
+        found[name] = message
+    return list(found.values())
+
+
+def _namer(before: Marker | None, turn_id: str) -> str:
+    """Return the turn id under which the messages before the input were stored, or would have been."""
+    if before is None:
+        return f"{turn_id}:before"
+    return f"{before['turn_id']}:after" if before["done"] else before["turn_id"]
 
 
 def _left_branch(before: Marker | None, view: HistoryView, config: RunnableConfig) -> list[list[int]]:

@@ -12,7 +12,7 @@ follow the state.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
@@ -178,6 +178,11 @@ def found_in(messages: Messages, known: Messages) -> list[int | None]:
         _find_by_words(found, messages, known)
         _find_by_neighbour(found, messages, known)
     return found
+
+
+def missing_in(messages: Messages, found: Sequence[int | None]) -> list[BaseMessage]:
+    """Return the messages that `found_in` did not find."""
+    return [message for message, place in zip(messages, found, strict=True) if place is None]
 
 
 def _find_by_words(found: list[int | None], messages: Messages, known: Messages) -> None:

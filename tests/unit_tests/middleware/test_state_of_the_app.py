@@ -242,6 +242,27 @@ def test_cleared_where_the_end_is_gone(history_of: Any, history: Any, run: Any) 
     assert rows(history) == [["new", "ok 3"]]
 
 
+def test_system_message_of_the_input(histories: Any, history: Any, checkpointer: Any, run: Any) -> None:
+    """A system message that a run is asked with is a part of its turn, and stored with it."""
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=checkpointer)
+    for i in range(2):
+        run(agent, {"messages": [("system", f"be brief {i}"), ("user", f"q{i}")]}, CONFIG)
+    assert rows(history) == [["be brief 0", "q0", "ok 1"], ["be brief 1", "q1", "ok 2"]]
+    assert model.shown == ["be brief 0", "q0", "ok 1", "be brief 1", "q1"]
+
+
+def test_system_message_of_a_thread_before(histories: Any, history: Any, run: Any) -> None:
+    """What a thread had of system messages before it had our middleware is shown in front, and not stored."""
+    model, saver = Scripted(), InMemorySaver()
+    before = create_agent(model, [], checkpointer=saver)
+    run(before, {"messages": [("system", "be brief"), ("user", "q0")]}, CONFIG)
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=saver)
+    talk(run, agent, ["q1", "q2"])
+    assert model.shown == ["be brief", "q0", "ok 1", "q1", "ok 2", "q2"]
+    assert rows(history) == [["q0", "ok 1"], ["q1", "ok 2"], ["q2", "ok 3"]]
+
+
 # -- rows of others
 
 
