@@ -380,12 +380,13 @@ class Window:
     """The part of a history that a preprocessor needs, so that no more than that is read.
 
     Attributes:
-        after: Read what follows this position, and nothing else; no more than the limits, if there are any.
+        after: Read everything after this position, and nothing else; the limits apply only if `summarizes`.
         max_messages: Read the newest turns that together hold at least this many messages; None for no limit.
         max_tokens: Read the newest turns that together hold at least this many tokens; None for no limit.
         counter: Counts these tokens; None for the default.
         summary: A summary of what comes before `after`; handed back with the messages.
-        summarizes: Whether a summary is made of what is read, so that the `history_size` of a history leaves no gap.
+        summarizes: Whether a summary is made of what is read: within the limits, but some turns at least, however long
+            they are; and the `history_size` of the history does not apply, which would leave a gap.
         reads_summary: Whether the history is to read the summary that lies beside it in the same step (a
             `StoredSummary`), and to hand it back as `summary`, with its position as `after`. If turns were replaced
             since it was written, so that it must not be shown, `after` stays None.

@@ -154,7 +154,7 @@ class HistoryPreprocessor(_sync.ClosingMixin, TrimPreprocessor):
             ...     history.add_messages([HumanMessage(f"It is day {day} at sea."), AIMessage("Noted.")])
             >>> summarize = create_history_preprocessor(lambda prompt: "Days at sea.", max_tokens=1000)
             >>> summarize.summarize(history, progress=False)
-            972
+            966
             >>> summarize.summarize(history, progress=False)
             0
         """

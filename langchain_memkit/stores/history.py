@@ -1194,7 +1194,8 @@ class TurnHistory(BaseChatMessageHistory):
             return await self._view(replace(asked, after=None, reads_summary=False), replaces, turn_id)
         problems = self._report(turns)
         # Counts are made anew only for a limit in tokens.
-        counted_by = counter_name(self.token_counter if asked.max_tokens is None else asked.counter)
+        is_recounted = asked.max_tokens is not None and (after is None or asked.summarizes)
+        counted_by = counter_name(asked.counter if is_recounted else self.token_counter)
         origins = [t for t in turns for _ in t.messages]
         unread = self._unread(head, turns, after)
         told = None if window is None else asked
@@ -1216,7 +1217,9 @@ class TurnHistory(BaseChatMessageHistory):
         after, counter = asked.after, asked.counter
         if _is_replaced(after, replaces):
             return await self._newest(_as_if_none(asked), replaces, turn_id, sliced=sliced)
-        max_messages, max_tokens = asked.max_messages, asked.max_tokens
+        # After a position all is read, unless a summary is to be made of it, which takes so much at most.
+        is_limited = after is None or asked.summarizes
+        max_messages, max_tokens = (asked.max_messages, asked.max_tokens) if is_limited else (None, None)
         # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
         # size, so a long read takes few queries.
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2

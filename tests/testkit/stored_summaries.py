@@ -138,7 +138,7 @@ class StoredSummariesContract:
         assert "FACT u2" in raw()
 
     def test_edited(self, histories: Any, say: Any, raw: Any) -> None:
-        """An edit of what the summary covers deletes it, and so does taking an edit back; an edit behind it does not."""
+        """An edit of what the summary covers deletes it, and so does taking one back; an edit behind it does not."""
         history = histories("s1", "u1")
         stored_turns(history, 30)
         say("and now?", Scribe())
@@ -281,9 +281,7 @@ class StoredSummariesContract:
         assert "FACT Nemo" in say("again?", Scribe())[0].text
 
     @pytest.mark.parametrize("change", ["clear", "delete_turn", "turn"])
-    def test_changed_while_it_catches_up(
-        self, histories: Any, say: Any, raw: Any, run: Styles, change: str
-    ) -> None:
+    def test_changed_while_it_catches_up(self, histories: Any, say: Any, raw: Any, run: Styles, change: str) -> None:
         """Turns, and what is removed, while `summarize` works: nothing removed is stored, nothing is left out."""
         history = histories("s1", "u1")
         stored_turns(history, 200)
