@@ -410,13 +410,15 @@ def create_history_preprocessor(
     as `VectorMemory`.
 
     When the messages that no summary covers reach `trigger`, all but the newest (`keep`) are summarized: new summary =
-    f(previous summary, messages that it does not cover), in chunks that fit, so every message passes through the model
-    once. The summary is shown in front of the newest messages, quoted, as a user message. Stored messages never change.
+    f(previous summary, messages that it does not cover), so every message passes through the model once. The summary is
+    shown in front of the newest messages, quoted, as a user message. Stored messages never change.
+
+    A turn waits for one call at most. What is too much for one is caught up by later turns; where that is more than
+    four budgets, the summary begins late, says so, and `summarize(history)` catches up on purpose.
 
     Given to `create_runnable_with_message_history(preprocessor=...)` over a memkit history, it reads only what follows
     its summary, so the cost of a turn does not grow with the conversation. Over other histories, and piped by hand, it
-    receives the whole list and recognizes by a hash what it has summarized. (The first turn over a long conversation
-    that was never summarized reads all of it, once.)
+    receives the whole list and recognizes by a hash what it has summarized.
 
     If the model fails, times out or returns nothing, the turn is answered from the newest messages that fit; this is
     logged and reported in the event `memkit_context`, and the next turn tries again.
@@ -431,11 +433,11 @@ def create_history_preprocessor(
         prompt: An instruction instead of the default one, or a prompt template that takes `chat_history` (messages) or
             `conversation` (the same as text), and optionally `summary` (the previous one; else it is prepended to the
             messages) and `words`.
-        store: Store of the summaries; default: this process's memory. `SQLiteKeyValueStore`, `MongoDBKeyValueStore` or
-            any `BaseStore` of dicts; keys begin with the user's id.
+        store: Store of the summaries: `SQLiteKeyValueStore`, `MongoDBKeyValueStore` or any `BaseStore` of dicts; keys
+            begin with the user's id. Default: beside the history, in its own database, if it is one of memkit's whose
+            methods are not overridden; else this process's memory, which is logged once.
         mode: `"inline"` writes the summary in the turn that needs it. `"background"` answers from the previous summary
-            and more of the newest messages, and writes the new one in parallel; `aclose()` waits for it. If those
-            messages do not fit, it works inline.
+            and the newest messages that fit, and writes the new one in parallel; `aclose()` waits for it.
         token_counter: As in `create_trim_preprocessor`.
         reserve_tokens: Tokens kept free for the answer.
         tools: Tools whose schemas the model is given; they count against the budget.
@@ -444,8 +446,9 @@ def create_history_preprocessor(
         now: Clock; returns an aware datetime.
 
     Returns:
-        A runnable from messages to messages: system messages, the summary, the newest messages. It has `clear` (a
-        session), `purge` (a user; can be passed to `purge_user`) and `close`, with async twins.
+        A runnable from messages to messages: system messages, the summary, the newest messages. It has `summarize` (a
+        history, in whole), `clear` (a session), `purge` (a user; can be passed to `purge_user`) and `close`, with async
+        twins.
 
     Raises:
         ConfigurationError: An argument is malformed, or `keep` is not less than `trigger`.

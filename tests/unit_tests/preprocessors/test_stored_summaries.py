@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import BaseMessage
+from langchain.agents import create_agent
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.stores import InMemoryStore
 
 from langchain_memkit import (
     InMemoryChatMessageHistory,
+    MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -31,6 +33,7 @@ from langchain_memkit.stores.history_rows import Batch
 from langchain_memkit.testing import FakeChatModel, FrozenClock
 from testkit.scribe import Scribe, talk
 from testkit.stored_summaries import LEAVES_OUT, S1, SMALL, StoredSummariesContract
+from testkit.styles import Styles
 
 
 class TestSQLite(StoredSummariesContract):
@@ -252,3 +255,24 @@ def test_clear_by_id_says_where_to_look(caplog: pytest.LogCaptureFixture) -> Non
     assert "clear(history)" in caplog.text
     with pytest.raises(ConfigurationError, match="session_id"):
         create_history_preprocessor(Scribe(), **SMALL).clear(Foreign())
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+def test_an_agent(tmp_path: Path, style: str) -> None:
+    """An agent keeps summaries beside its transcript as well: a new process makes one call, then goes on."""
+    with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as histories:
+        for i in range(0, 600, 2):
+            histories("s1", "u1").add_messages(talk(2, 10, i))
+        for calls in (1, 0):
+            preprocessor = create_history_preprocessor(scribe := Scribe(), **SMALL)
+            middleware: Any = [MessageHistoryMiddleware(histories, preprocessor=preprocessor)]
+            agent = create_agent(model := FakeChatModel(), middleware=middleware)
+            Styles(style)(agent, {"messages": [HumanMessage("and now?")]}, S1)
+            assert len(scribe.prompts) == calls
+            assert LEAVES_OUT in model.calls[-1][0].text
+        scribe = Scribe()
+        create_history_preprocessor(scribe, **SMALL).summarize(histories("s1", "u1"), progress=False)
+        assert scribe.prompts
+        Styles(style)(agent, {"messages": [HumanMessage("and now?")]}, S1)
+        assert "FACT Nemo" in model.calls[-1][0].text
+        assert LEAVES_OUT not in model.calls[-1][0].text
