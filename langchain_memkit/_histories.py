@@ -24,6 +24,12 @@ History: TypeAlias = Any
 VERBS = ("messages", "aget_messages", "add_message", "add_messages", "aadd_messages", "clear", "aclear")
 """Names of the methods of a LangChain chat history."""
 
+HANDS = ("append_turn", "aappend_turn", "edit", "aedit", "view", "aview", "iter_turns", "aiter_turns", "turn_store")
+"""Names of memkit's own methods through which the text of a conversation passes."""
+
+STORE_HANDS = ("append", "page_back", "page_forward", "storable")
+"""Names of the methods of a turn store through which it passes."""
+
 
 def is_native(history: History) -> bool:
     """Return whether a history is used through `append_turn` and `view` instead of LangChain's methods.
@@ -72,6 +78,22 @@ def _report(name: str, changed: tuple[str, ...]) -> None:
         ", ".join(changed),
         single,
     )
+
+
+def keeps_summaries(history: History) -> bool:
+    """Return whether summaries may be stored beside a history: in its own database, as plain text.
+
+    Not beside one whose class, or that of its store, changes what is written or read: it may encrypt it.
+    """
+    if not is_native(history) or any(overrides(history, verb) for verb in HANDS):
+        return False
+    store = history.turn_store
+    spaces = [getattr(store, "__dict__", {}), *(vars(kind) for kind in type(store).__mro__)]
+    owner = next((i for i, names in enumerate(spaces) if "put_summary" in names), None)
+    if owner is None:  # it wraps another store
+        return False
+    changed = [verb for verb in STORE_HANDS for names in spaces[:owner] if verb in names]
+    return bool(store.keeps_summaries) and not changed
 
 
 def read_messages(history: History) -> Step[list[BaseMessage]]:
@@ -134,9 +156,10 @@ async def load_history(
         return await Step(lambda: history.view(**given), lambda: history.aview(**given))
     first: Any = getattr(preprocessor, "first", preprocessor)
     window: Window = await Step(lambda: first.window(config), lambda: first.awindow(config))
-    # Apply `history_size` to bounded windows only. An unbounded one asks for everything after a summary: cut to the
-    # newest messages, it would leave a gap between the summary and them.
-    if window.max_messages is None and window.max_tokens is None:
+    # Apply `history_size` to bounded windows only, and to none of which a summary is made: cut to the newest messages,
+    # they would leave a gap between the summary and them.
+    is_bounded = window.max_messages is not None or window.max_tokens is not None
+    if window.summarizes or not is_bounded:
         size = None
     if size is not None:
         window = replace(window, max_messages=min(size, size if window.max_messages is None else window.max_messages))

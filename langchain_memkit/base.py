@@ -367,17 +367,33 @@ class Position(NamedTuple):
     op: str
     message_id: str | None
 
+    @classmethod
+    def read(cls, data: object) -> Position | None:
+        """Restore what `_asdict` gave; None if it is damaged."""
+        if not isinstance(data, Mapping) or data.keys() != set(cls._fields):
+            return None
+        numbers, texts = (data["epoch"], data["seq"]), (data["op"], data["message_id"] or "")
+        if not (all(isinstance(n, int) for n in numbers) and all(isinstance(text, str) for text in texts)):
+            return None
+        # plain numbers, not bson's Int64
+        return cls(int(data["epoch"]), int(data["seq"]), data["op"], data["message_id"])
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """The part of a history that a preprocessor needs, so that no more than that is read.
 
     Attributes:
-        after: Read everything after this position, and nothing else; the limits do not apply then.
+        after: Read everything after this position, and nothing else; the limits apply only if `summarizes`.
         max_messages: Read the newest turns that together hold at least this many messages; None for no limit.
         max_tokens: Read the newest turns that together hold at least this many tokens; None for no limit.
         counter: Counts these tokens; None for the default.
-        summary: A summary of everything up to `after`; handed back with the messages.
+        summary: A summary of what comes before `after`; handed back with the messages.
+        summarizes: Whether a summary is made of what is read: within the limits, but some turns at least, however long
+            they are; and the `history_size` of the history does not apply, which would leave a gap.
+        reads_summary: Whether the history is to read the summary that lies beside it in the same step (a
+            `StoredSummary`), and to hand it back as `summary`, with its position as `after`. If turns were replaced
+            since it was written, so that it must not be shown, `after` stays None.
     """
 
     after: Position | None = None
@@ -385,6 +401,8 @@ class Window:
     max_tokens: int | None = None
     counter: TokenCounter | None = None
     summary: Any = None
+    summarizes: bool = False
+    reads_summary: bool = False
 
 
 CONTEXT = "memkit_context"

@@ -31,6 +31,7 @@ from langchain_memkit.messages.text import message_text, printable_html, role_of
 from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.migrate.jsonl import open_for_writing
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory
+from langchain_memkit.stores.history_rows import SessionScope
 from langchain_memkit.stores.key_value import KeyValueStore
 
 LISTED, ROWS, FACTS, BARS = 200, 100, 5, 62  # conversations; rows of other lists; facts of an entity; bars of a chart
@@ -153,7 +154,7 @@ def write_report(
 def _read_session(
     found: Findings, info: SessionInfo, where: str, history: TurnHistory, stores: Sequence[KeyValueStore]
 ) -> Html:
-    """Add a conversation to the sums; return its entry in the list, with the summary that one of the stores has."""
+    """Add a conversation to the sums; return its entry in the list, with the summary beside it or in a store."""
     tokens, dates, question, answer, messages, epoch = Counter[str](), list[datetime](), "", "", 0, 0
     for turn in history.iter_turns():
         found.total.update({"turns": 1, "damaged": len(turn.problems)})
@@ -177,6 +178,13 @@ def _read_session(
         # A summary of another epoch is one of erased turns.
         if known(dict, row.get("position")).get("epoch") == epoch and _number(row.get("covered")) >= covered:
             covered, summary = _number(row.get("covered")), known(str, row.get("text"))[:SUMMARY]
+    store = history.turn_store
+    if store.keeps_summaries:
+        beside = store.run(store.summary(SessionScope(history.user_id or "", info.session_id)))
+        row = dict(beside.value) if beside else {}
+        reached = _number(row.get("covered")) - _number(row.get("leftOut"))
+        if reached > covered:
+            covered, summary = reached, known(str, row.get("text"))[:SUMMARY]
     told = [("session", info.session_id), ("begun", dates and dates[0]), ("first question", _lines(question))]
     told += [("last answer", _lines(answer)), ("summary", _lines(summary))]
     title = info.title or question or info.session_id

@@ -43,6 +43,15 @@ def shortened(message: BaseMessage, reader: str | None = None, *, excerpt: int =
     return message if len(text) <= len(line) else _with_text(message, line)
 
 
+def without_bulk(message: BaseMessage, *, most: int = 2000, excerpt: int = 200) -> BaseMessage:
+    """Return a tool result of over `most` characters as one line with its beginning; every other message itself.
+
+    So it is read by a model that summarizes: what an agent made of a long page stands in its answer.
+    """
+    is_long = isinstance(message, RESULTS) and len(message_text(message)) > most
+    return shortened(message, excerpt=excerpt) if is_long else message
+
+
 def cut_in_the_middle(message: BaseMessage, most: int, reader: str | None = None) -> BaseMessage:
     """Return a tool result with its beginning and end, about `most` characters together, and a mark between them."""
     text = message_text(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -15,12 +15,19 @@ from langchain_memkit._histories import has_native
 from langchain_memkit._sync import Step, internal_call, model_call
 from langchain_memkit.base import Now, TokenCounter, check_size, describe_error, same_conversation
 from langchain_memkit.errors import ConfigurationError, StaleTurnError, logger
+from langchain_memkit.messages.results import without_bulk
 from langchain_memkit.messages.text import answer_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
-from langchain_memkit.messages.trimming import find_cut_point
+from langchain_memkit.messages.trimming import find_cut_point, turn_starts
 from langchain_memkit.preprocessors.budget import Budget
-from langchain_memkit.preprocessors.prompt import Chunk, SummaryPrompt, chunks_of
-from langchain_memkit.preprocessors.summary_store import SummarizedConversation, SummaryRecord, SummaryStore
+from langchain_memkit.preprocessors.prompt import Chunk, Measure, SummaryPrompt, chunks_of, newest_chunk
+from langchain_memkit.preprocessors.summary_store import (
+    Summaries,
+    SummarizedConversation,
+    SummaryKey,
+    SummaryRecord,
+    SummaryStore,
+)
 
 Threshold: TypeAlias = tuple[Literal["tokens", "messages"], int]
 """`("tokens", 4000)` or `("messages", 50)`."""
@@ -32,6 +39,7 @@ LEAST_SUMMARY = 200  # tokens, but at most a quarter of the budget
 WORDS_PER_TOKEN = 0.7
 LEAST_CHUNK = 1_000  # tokens: smallest chunk; every model takes as much, whatever the budget
 MESSAGE_CHUNK = 4_000  # tokens of a chunk if the budget counts messages
+LOOKS_AT = 4  # budgets, of what no summary covers, that a turn looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,62 +105,142 @@ def _checked(value: object, name: str, least: int) -> Threshold:
     return (value[0], check_size(value[1], f"{name}[1]", least))
 
 
+class OneChunk(NamedTuple):
+    """What a turn has the model read, and whether messages before that are left out."""
+
+    chunk: Chunk
+    is_far: bool
+
+
 @dataclass(frozen=True)
 class Summarizer:
-    """A model that summarizes, with its rules and store; `create_history_preprocessor` documents the fields."""
+    """A model that summarizes, with its rules; `create_history_preprocessor` documents the fields."""
 
     llm: Runnable[Any, Any]
     budget: Budget
     rules: SummaryTrigger
     prompt: SummaryPrompt
-    store: SummaryStore
     timeout: float | None
     now: Now
 
-    async def compact(
-        self, talk: SummarizedConversation, sizes: Sequence[int], length: int, notes: list[str], config: RunnableConfig
-    ) -> tuple[SummarizedConversation, bool]:
-        """Summarize the first `length` messages of the body; return the conversation after it, and whether all is done.
+    @property
+    def reach(self) -> int:
+        """Most of what no summary covers that a turn looks at: four budgets, in tokens, or in messages if these count.
 
-        Errors are logged and noted, not raised; chunks that were summarized before an error are kept.
+        What lies before that is left out of the summary, until `summarize()` catches up.
         """
-        text, done, is_done = talk.known.text if talk.known else "", 0, False
-        names = [getattr(self.llm, name, None) for name in ("model_name", "model")]
-        model = next((name for name in names if isinstance(name, str) and name), type(self.llm).__name__)
+        if self.budget.counts_messages:
+            return LOOKS_AT * self.budget.max_tokens
+        return LOOKS_AT * max(self.budget.max_tokens, LEAST_CHUNK)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the messages that one call of the model takes."""
+        if self.budget.counts_messages:
+            return MESSAGE_CHUNK
+        # A call holds the previous summary, which may be twice the target length, the chunk, and the new summary.
+        spoken_for = self.budget.reserved + 3 * self.rules.summary_tokens
+        return max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
+
+    async def compact(
+        self,
+        summaries: Summaries,
+        talk: SummarizedConversation,
+        sizes: Sequence[int],
+        length: int,
+        notes: list[str],
+        config: RunnableConfig,
+    ) -> SummarizedConversation:
+        """Summarize of the first `length` messages of the body what one call takes, and return the conversation then.
+
+        That is the oldest of them, so that later calls go on from there. Where older ones are missing, or too many, it
+        is the newest: what comes before is left out. Errors are logged and noted, not raised.
+        """
         try:
-            chunks = await self.budget.counting(lambda: self._chunks(talk.body[:length], sizes))
-            points = talk.points([chunk.end for chunk in chunks if chunk.end is not None])
-            # Store a summary after every chunk (unless it ends within a tool group, where no turn could go on from
-            # it), so that a failure loses the work of one chunk only.
-            for chunk in chunks:
-                text = await self._ask(text, chunk.messages, config)
-                if (end := chunk.end) is None:
-                    continue
-                position, digest = points[end]
-                added, done = end - done, end
-                tokens = await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)]))
-                covered, now, expires_at = talk.reach + added, self.now(), talk.expiry(added)
-                first, last = talk.body[0].id, talk.body[added - 1].id
-                sources: dict[str, object] = {"messages": added, "first_id": first, "last_id": last}
-                lead = tuple(str(m.text) for m in talk.lead)
-                record = SummaryRecord(text, covered, digest, position, tokens, model, now, expires_at, sources, lead)
-                talk = talk.advanced(await self._keep(talk, record, notes, config), added)
-            is_done = True
+            chunk = await self.budget.counting(lambda: self._one_chunk(talk, sizes, length))
+            record = await self.read(talk, [chunk.chunk], config, leaves_out=chunk.is_far)
+            kept = await self._keep(summaries, talk, record, chunk.chunk, notes, config)
+            return talk.advanced(kept, chunk.chunk.end or 0, chunk.chunk.begin)
         except Exception as error:  # noqa: BLE001  # whatever a model raises must not cost the turn
             logger.warning("no summary was written, the next turn tries again: %s", describe_error(error))
             notes.append(f"no summary: {type(error).__name__}")
-        return talk, is_done
+        return talk
 
-    def _chunks(self, messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[Chunk]:
+    def _one_chunk(self, talk: SummarizedConversation, sizes: Sequence[int], length: int) -> OneChunk:
+        messages, sizes, count = self._measured(talk.body[:length], sizes[:length])
+        capacity = self.capacity
+        most = LOOKS_AT * MESSAGE_CHUNK if self.budget.counts_messages else self.reach
+        # No message takes more than a call, since it is cut.
+        is_far = not talk.complete or sum(min(size, capacity) for size in sizes) > most
+        if is_far:
+            return OneChunk(newest_chunk(messages, sizes, capacity, count), is_far=True)
+        first = next(chunks_of(messages, sizes, capacity, count, cut=True))
+        end = first.end or 0
+        # It ends with a turn, if it holds the end of one: an answer without its question would be shown.
+        starts = [start for start in turn_starts(messages) if 0 < start <= end]
+        if end < len(messages) and starts and starts[-1] < end:
+            end = starts[-1]
+            first = next(chunks_of(messages[:end], sizes[:end], capacity, count, cut=True))
+        return OneChunk(first, is_far=False)
+
+    def whole_chunks(self, messages: Sequence[BaseMessage], sizes: Sequence[int]) -> list[Chunk]:
+        """Return the first chunks of some messages, up to one after which another call may go on; nothing is cut."""
+        messages, sizes, count = self._measured(messages, sizes)
+        found: list[Chunk] = []
+        for chunk in chunks_of(messages, sizes, self.capacity, count):
+            found.append(chunk)
+            if chunk.end is not None:
+                break
+        return found
+
+    def _measured(
+        self, messages: Sequence[BaseMessage], sizes: Sequence[int]
+    ) -> tuple[Sequence[BaseMessage], Sequence[int], Measure]:
+        """Return messages as the model is to read them, long tool results cut, and their sizes as chunks are measured."""
+        messages = [without_bulk(message) for message in messages]
         counter: TokenCounter = self.budget.counter
         if self.budget.counts_messages:
-            counter, capacity = approximate_tokens, MESSAGE_CHUNK
+            counter = approximate_tokens
             sizes = count_tokens(messages, counter)
-        else:
-            # A call holds the previous summary, which may be twice the target length, the chunk, and the new summary.
-            spoken_for = self.budget.reserved + 3 * self.rules.summary_tokens
-            capacity = max(self.budget.max_tokens - spoken_for, LEAST_CHUNK)
-        return list(chunks_of(messages, sizes, capacity, lambda message: count_tokens([message], counter)[0]))
+        return messages, sizes, lambda message: count_tokens([message], counter)[0]
+
+    async def read(
+        self,
+        talk: SummarizedConversation,
+        chunks: Sequence[Chunk],
+        config: RunnableConfig,
+        *,
+        leaves_out: bool = False,
+    ) -> SummaryRecord:
+        """Have the model read chunks that follow each other, and return the record of all up to the last one's end."""
+        text = talk.known.text if talk.known else ""
+        for chunk in chunks:
+            text = await self._ask(text, chunk.messages, config)
+        begin, end = chunks[0].begin, chunks[-1].end or 0
+        points = talk.points([begin + 1, end])
+        position, digest = points[end]
+        known = talk.known
+        record = SummaryRecord(
+            text=text,
+            covered=talk.reach + end,
+            digest=digest,
+            position=position,
+            tokens=await self.budget.counting(partial(self.budget.tokens, [HumanMessage(text)])),
+            model=self._model_name(),
+            created_at=self.now(),
+            expires_at=talk.expiry(end),
+            sources={"messages": end - begin, "first_id": talk.body[begin].id, "last_id": talk.body[end - 1].id},
+            lead=tuple(str(m.text) for m in talk.lead),
+            begin=known.begin if known else None,
+            left_out=known.left_out if known else 0,
+        )
+        if not leaves_out:
+            return record
+        return replace(record, begin=points[begin + 1][0], left_out=record.left_out + begin)
+
+    def _model_name(self) -> str:
+        names = [getattr(self.llm, name, None) for name in ("model_name", "model")]
+        return next((name for name in names if isinstance(name, str) and name), type(self.llm).__name__)
 
     async def _ask(self, summary: str, messages: Sequence[BaseMessage], config: RunnableConfig) -> str:
         """Call the model once with the previous summary and the next messages, and return the new summary."""
@@ -172,25 +260,40 @@ class Summarizer:
         return text[: len(text) * most // size] + " [...]"
 
     async def _keep(
-        self, talk: SummarizedConversation, record: SummaryRecord, notes: list[str], config: RunnableConfig
+        self,
+        summaries: Summaries,
+        talk: SummarizedConversation,
+        record: SummaryRecord,
+        chunk: Chunk,
+        notes: list[str],
+        config: RunnableConfig,
     ) -> SummaryRecord:
-        """Store a summary, or note that it could not be; delete it and raise if the session was cleared meanwhile."""
+        """Store a summary, or note that it could not be: it serves this turn all the same."""
+        turns = talk.turns(chunk.begin, chunk.end or 0)
         try:
-            added = await self.store.add(talk.place, record, talk.known)
-        except Exception as error:  # noqa: BLE001  # any store; the summary serves this turn all the same
+            added = await summaries.add(talk.place, record, talk.known, turns=turns)
+        except Exception as error:  # noqa: BLE001  # any store
             logger.warning("a summary was not stored, the next turn writes it again: %s", type(error).__name__)
             notes.append(f"summary not stored: {type(error).__name__}")
-            if (known := talk.known) is None:
-                return record
-            # The record is not in the store, so the next one must not name it as its predecessor: hand on the key of
-            # the last stored record.
-            sources = {**record.sources, "previous": known.sources.get("previous")}
-            return replace(record, sources=sources, key=known.key)
-        # Check after the write, so that no clear between the reading of the conversation and the write goes unnoticed.
-        history: Any = (config.get("configurable") or {}).get("message_history")
-        if record.position is not None and record.position.epoch and has_native(history, "view"):
-            view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
-            if not view.epoch or not same_conversation(view.epoch, record.position.epoch):
-                await self.store.delete_all(f"{talk.place.prefix}{record.position.epoch}/")
-                raise StaleTurnError("the session was cleared meanwhile")
+            return record
+        if added is None:
+            notes.append("summary not stored: the conversation, or its summary, was changed meanwhile")
+            return record
+        await check_after(summaries, talk.place, added, config)
         return added
+
+
+async def check_after(summaries: Summaries, place: SummaryKey, record: SummaryRecord, config: RunnableConfig) -> None:
+    """Raise, and delete the summary, if its session was cleared before it was stored.
+
+    A store of its own cannot tell; so look after the write, and no clear since the conversation was read is missed.
+    """
+    history: Any = (config.get("configurable") or {}).get("message_history")
+    position = record.position
+    is_apart = isinstance(summaries, SummaryStore)
+    if not is_apart or position is None or not position.epoch or not has_native(history, "view"):
+        return
+    view = await Step(lambda: history.view(max_messages=0), lambda: history.aview(max_messages=0))
+    if not view.epoch or not same_conversation(view.epoch, position.epoch):
+        await summaries.drop(place)
+        raise StaleTurnError("the session was cleared meanwhile")

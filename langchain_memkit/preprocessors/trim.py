@@ -124,18 +124,11 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
     ) -> budgets.ContextReport:
         """Measure the room that there is, before anything is left out."""
         budget, context = self.budget, budgets.turn_context(config)
-        lead = _input_length(own)
-        in_loop = lead < len(own)
-        room, spare = budget.room(config, given, follows or own[:lead], notes, in_loop=in_loop)
-        claimed = 0
-        if own and not budget.counts_messages:
-            sizes = tokens.count_tokens(own, budget.counter)
-            room += sum(sizes[:lead])
-            claimed = budget.claim(sizes, room) if in_loop else sum(sizes)
+        room, spare, claimed = self._room(config, given, own or follows, notes)
         return budgets.ContextReport(
             preprocessor=str(self.name),
             budget=budget,
-            room=room - claimed,
+            room=room,
             given=given,
             recalled=notes,
             spare=spare,
@@ -143,6 +136,23 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
             beside=budget.beside(context),
             claimed=claimed,
         )
+
+    def _room(
+        self, config: RunnableConfig, given: Messages, follows: Messages, notes: Messages
+    ) -> tuple[int, int, int]:
+        """Return the tokens for the past, how many more there are for what must be kept, and what a run claims."""
+        budget, context = self.budget, budgets.turn_context(config)
+        if not context.in_run:
+            return *budget.room(config, given, follows, notes), 0
+        lead = _input_length(follows)
+        in_loop = lead < len(follows)
+        room, spare = budget.room(config, given, follows[:lead], notes, in_loop=in_loop)
+        if budget.counts_messages:
+            return room, spare, 0
+        sizes = tokens.count_tokens(follows, budget.counter)
+        room += sum(sizes[:lead])
+        claimed = budget.claim(sizes, room) if in_loop else sum(sizes)
+        return room - claimed, spare, claimed
 
     async def _view(
         self, report: budgets.ContextReport, follows: Messages, config: RunnableConfig

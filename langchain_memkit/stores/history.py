@@ -32,7 +32,15 @@ from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, c
 from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.backend import StoreBackend
-from langchain_memkit.stores.history_rows import Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage
+from langchain_memkit.stores.history_rows import (
+    Batch,
+    Page,
+    PageLimit,
+    ReadVersion,
+    SessionScope,
+    StoredSummary,
+    TurnPage,
+)
 from langchain_memkit.stores.sessions import FoundPage, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
@@ -41,6 +49,8 @@ Metadata: TypeAlias = Mapping[str, Any]  # of a session: JSON's types
 
 FORWARD_PAGE = 200
 BACKWARD_PAGE = 64
+SUMMARIZED_TURNS = 4  # that are read at least of what no summary covers, however long they are
+SUMMARY_PAGE = 32  # turns read with a summary: more than a usual budget holds after one
 MAX_PAGE = 2000
 FIRST_TURNS = 4  # of a session, of which its title is made
 MAX_SEQ = 2**63 - 1
@@ -344,6 +354,78 @@ class TurnStore(StoreBackend, ABC):
         """
         raise self._lacks("can be neither edited nor forked", "edits and fork")
 
+    @property
+    def keeps_summaries(self) -> bool:
+        """Whether a preprocessor may store its summaries here, beside the conversation; False by default.
+
+        A store that says so overrides the four methods that follow. `clear` and `purge` delete its summaries; `flag`,
+        and a row that replaces others, those that cover the position which they change.
+        """
+        return False
+
+    async def page_with_summary(
+        self, scope: SessionScope, limit: int, enough: PageLimit
+    ) -> tuple[Page, StoredSummary | None]:
+        """Read the newest page of a session together with its summary, in one step.
+
+        Args:
+            scope: The session.
+            limit: The greatest number of rows to read.
+            enough: When the page may end before that.
+
+        Returns:
+            The page, as `page_back` returns it, perhaps without turns before that at which the summary ends; and the
+            summary, None if there is none.
+        """
+        raise self._lacks("keeps no summaries", "page_with_summary")
+
+    async def summary(self, scope: SessionScope, *, unfinished: bool = False) -> StoredSummary | None:
+        """Read a summary of a session.
+
+        Args:
+            scope: The session.
+            unfinished: Whether to read that of `summarize()`, which is not shown until it has caught up.
+        """
+        raise self._lacks("keeps no summaries", "summary")
+
+    async def put_summary(
+        self,
+        scope: SessionScope,
+        summary: StoredSummary,
+        *,
+        previous: str | None,
+        turns: Sequence[int],
+        unfinished: bool = False,
+        moved: str | None = None,
+    ) -> bool:
+        """Store a summary in place of the one that it was made from, if all that it tells of is still shown.
+
+        Args:
+            scope: The session.
+            summary: The summary.
+            previous: The `id` of the summary that it takes the place of; None if there was none.
+            turns: The positions of the turns that it adds to that one; without those that have no position (0).
+            unfinished: As in `summary`.
+            moved: The `id` of the unfinished summary that it was until now, which is deleted.
+
+        Returns:
+            Whether it is stored: not if another summary has taken that place, one of the turns is not shown any more,
+            or the one to be moved is not there.
+        """
+        raise self._lacks("keeps no summaries", "put_summary")
+
+    async def drop_summaries(self, scope: SessionScope, ids: Sequence[str] | None = None) -> int:
+        """Delete summaries of a session.
+
+        Args:
+            scope: The session.
+            ids: Their ids; None for all.
+
+        Returns:
+            How many there were.
+        """
+        raise self._lacks("keeps no summaries", "drop_summaries")
+
     def storable(self, messages: Sequence[BaseMessage]) -> Storable:
         """Encode messages, without metadata that the store could not bring back equal; no I/O.
 
@@ -383,6 +465,16 @@ def _is_at(turn: Turn, position: base.Position) -> bool:
     if position.seq:
         return turn.seq <= position.seq
     return turn.op == position.op and position.message_id in [m.id for m in turn.messages]
+
+
+def _is_replaced(after: base.Position | None, replaces: int | None) -> bool:
+    """Return whether a summary covers a turn that is to be replaced. It stays until that has happened."""
+    return after is not None and replaces is not None and after.seq >= replaces
+
+
+def _as_if_none(asked: Window) -> Window:
+    """Return the window as it is where there is no summary."""
+    return replace(asked, after=None, reads_summary=False, summary=None)
 
 
 def _copy_of(messages: list[BaseMessage]) -> list[BaseMessage]:
@@ -1083,10 +1175,8 @@ class TurnHistory(BaseChatMessageHistory):
             self._store.check_edits()
         max_messages, max_tokens = map(check_limit, limits or (None, None), ("max_messages", "max_tokens"))
         asked = window or Window(None, max_messages, max_tokens, self.token_counter)
+        asked, head, turns, begins = await self._newest(asked, replaces, turn_id, sliced=window is None)
         after = asked.after
-        if after is not None and replaces is not None and after.seq >= replaces:  # a summary of what is replaced
-            return await self._view(replace(asked, after=None), replaces, turn_id)
-        head, turns, begins = await self._newest(asked, replaces, turn_id, sliced=window is None)
         messages = [m for t in turns for m in t.messages]
         tokens = [n for t in turns for n in t.tokens]
         begin: int | None = 0
@@ -1101,31 +1191,40 @@ class TurnHistory(BaseChatMessageHistory):
         # The position is gone: the session was cleared or has expired since the summary was made, or an edit replaced
         # it. A summary of such turns must not be shown, so the window is read as if there were none.
         if begin is None:
-            return await self._view(replace(asked, after=None), replaces, turn_id)
+            return await self._view(replace(asked, after=None, reads_summary=False), replaces, turn_id)
         problems = self._report(turns)
-        counted_by = counter_name(self.token_counter if after else asked.counter)
+        # Counts are made anew only for a limit in tokens.
+        is_recounted = asked.max_tokens is not None and (after is None or asked.summarizes)
+        counted_by = counter_name(asked.counter if is_recounted else self.token_counter)
         origins = [t for t in turns for _ in t.messages]
-        unread = 0 if after else self._unread(head, turns)  # a summary covers what comes before it
-        known = base.HistoryMessages(messages, tokens, counted_by, origins, head.epoch, window, unread)
+        unread = self._unread(head, turns, after)
+        told = None if window is None else asked
+        known = base.HistoryMessages(messages, tokens, counted_by, origins, head.epoch, told, unread)
         if begin:
             known = known.selected(range(begin, len(known))) if after else known.cut(begin)
         return base.HistoryView(known, head.seq, head.epoch, head.read_at, tuple(problems), head.head, begins)
 
     async def _newest(
         self, asked: Window, replaces: int | None, turn_id: str | None, *, sliced: bool
-    ) -> tuple[Page, list[Turn], int | None]:
+    ) -> tuple[Window, Page, list[Turn], int | None]:
         """Read a window's turns, oldest first, the first page, and where a turn that replaces others begins to.
 
-        If `sliced`, pages may end when they hold enough.
+        The window is returned with the summary that was read. If `sliced`, pages may end when they hold enough.
         """
         own = None if turn_id is None else batch_op([], turn_id)
         end = replaces or MAX_SEQ
         begins: int | None = None
         after, counter = asked.after, asked.counter
-        max_messages, max_tokens = (None, None) if after else (asked.max_messages, asked.max_tokens)
+        if _is_replaced(after, replaces):
+            return await self._newest(_as_if_none(asked), replaces, turn_id, sliced=sliced)
+        # After a position all is read, unless a summary is to be made of it, which takes so much at most.
+        is_limited = after is None or asked.summarizes
+        max_messages, max_tokens = (asked.max_messages, asked.max_tokens) if is_limited else (None, None)
         # A turn rarely has fewer than two messages, so a page of half as many rows is usually enough. Pages double in
         # size, so a long read takes few queries.
         limit = BACKWARD_PAGE if max_messages is None else max_messages // 2 + 2
+        if asked.summarizes:
+            limit = SUMMARY_PAGE
         recount = max_tokens is not None and not same_counter(counter, self.token_counter)
         turns: list[Turn] = []
         head: Page | None = None
@@ -1133,9 +1232,17 @@ class TurnHistory(BaseChatMessageHistory):
         messages = tokens = 0
         while True:
             some = max_messages - messages if sliced and max_messages is not None else None
-            enough = PageLimit(some, max_tokens - tokens if max_tokens is not None and not recount else None)
-            floor = after.seq if after else 0
-            page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
+            left = max_tokens - tokens if max_tokens is not None and not recount else None
+            enough = PageLimit(some, left, SUMMARIZED_TURNS if asked.summarizes else 1)
+            if asked.reads_summary and head is None:
+                page, stored = await self._store.page_with_summary(self._scope, limit, enough)
+                asked = replace(asked, summary=stored, after=stored.position if stored else None)
+                after = asked.after
+                if _is_replaced(after, replaces):
+                    return await self._newest(_as_if_none(asked), replaces, turn_id, sliced=sliced)
+            else:
+                floor = after.seq if after else 0
+                page = await self._store.page_back(self._scope, older, min(limit, MAX_PAGE), enough, floor)
             head, older, limit = head or page, page.older, limit * 2
             # An earlier try of the turn that replaces others may be stored, and stands in their place.
             there = (t.replaces or t.seq for t in page.turns if t.seq == end or (t.op == own and t.replaces))
@@ -1143,9 +1250,13 @@ class TurnHistory(BaseChatMessageHistory):
             found = [t for t in page.turns if t.seq < end]
             found = [replace(t, tokens=count_tokens(t.messages, counter)) for t in found] if recount else found
             turns += found
-            messages += sum(len(t.messages) for t in found)
-            tokens += sum(sum(t.tokens) for t in found)
+            limits = PageLimit(max_messages, max_tokens, enough.turns)
+            more_messages, more_tokens = limits.counted(found)
+            messages += more_messages
+            tokens += more_tokens
             is_enough = max_messages is not None and _is_full(turns, max_messages)
+            if asked.summarizes:
+                is_enough = max_messages is not None and messages > max_messages
             is_enough = is_enough or (max_tokens is not None and tokens > max_tokens)
             if older is None or is_enough or (after is not None and any(_is_at(turn, after) for turn in found)):
                 break
@@ -1158,16 +1269,21 @@ class TurnHistory(BaseChatMessageHistory):
             if turn is not None and (self.session_id, turn) not in _reported:
                 _reported.add((self.session_id, turn))
                 logger.warning(UNOWNED, self.session_id, self.user_id)
-        return head._replace(older=older), turns[::-1], begins
+        return asked, head._replace(older=older), turns[::-1], begins
 
-    def _unread(self, page: Page, turns: Sequence[Turn]) -> int | None:
-        """Return how many turns come before those that were read; None if that is not known without reading them."""
-        if page.older is None:
+    def _unread(self, page: Page, turns: Sequence[Turn], after: base.Position | None) -> int | None:
+        """Return how many turns come between a position, or the beginning, and those that were read.
+
+        None if that is not known without reading them.
+        """
+        if page.older is None or (after is not None and any(_is_at(turn, after) for turn in turns)):
             return 0
         first = turns[0].seq if turns else page.seq + 1
         # Positions tell it, unless they may be those of turns that are gone, or were replaced.
         is_known = first and page.head and not self.ttl and not history_rows.was_edited(page.epoch)
-        return first - 1 - page.head.base if page.head and is_known else None
+        if not (page.head and is_known):
+            return None
+        return first - 1 - max(page.head.base, after.seq if after else 0)
 
     async def _stored_ids(self, ids: Sequence[str]) -> set[str]:
         if not all(isinstance(value, str) for value in ids):  # another type could become an operator in a filter

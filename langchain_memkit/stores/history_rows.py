@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit import errors
-from langchain_memkit.base import EDITS, SessionHead, TokenCounter, Turn, check_id, describe_value
+from langchain_memkit.base import EDITS, Position, SessionHead, TokenCounter, Turn, check_id, describe_value
 from langchain_memkit.messages.codec import (
     FORMAT_VERSION,
     Storable,
@@ -376,10 +376,24 @@ class PageLimit(NamedTuple):
     """The amounts at which a page may end early: as soon as it holds more messages or more tokens than these.
 
     Rows of an import hold up to 100 messages: decoding a page of them for the newest twenty would be most of the cost.
+
+    Attributes:
+        messages: The number of messages; None for no limit.
+        tokens: The number of tokens; None for no limit.
+        turns: The least number of turns: no turn counts for more than such a part of either amount, however long.
     """
 
     messages: int | None = None
     tokens: int | None = None
+    turns: int = 1
+
+    def counted(self, turns: Iterable[Turn]) -> tuple[int, int]:
+        """Return the numbers of messages and tokens for which some turns count."""
+        sizes = [(len(turn.messages), sum(turn.tokens)) for turn in turns]
+        if self.turns > 1:
+            most_messages, most_tokens = (MOST if most is None else most // self.turns + 1 for most in self[:2])
+            sizes = [(min(messages, most_messages), min(tokens, most_tokens)) for messages, tokens in sizes]
+        return sum(messages for messages, _ in sizes), sum(tokens for _, tokens in sizes)
 
 
 TurnPage: TypeAlias = tuple[list[Turn], Any]
@@ -388,15 +402,16 @@ TurnPage: TypeAlias = tuple[list[Turn], Any]
 
 def until_limit(turns: Iterable[Turn], enough: PageLimit) -> tuple[list[Turn], bool]:
     """Return the turns up to the one with which they hold enough, and whether turns were left over."""
-    most_messages, most_tokens = (math.inf if most is None else most for most in enough)
+    most_messages, most_tokens = (math.inf if most is None else most for most in enough[:2])
     taken: list[Turn] = []
     messages = tokens = 0
     for turn in turns:
         if messages > most_messages or tokens > most_tokens:
             return taken, True
         taken.append(turn)
-        messages += len(turn.messages)
-        tokens += sum(turn.tokens)
+        more_messages, more_tokens = enough.counted([turn])
+        messages += more_messages
+        tokens += more_tokens
     return taken, False
 
 
@@ -419,6 +434,36 @@ class Page(NamedTuple):
     read_at: datetime | None
     older: Any
     head: SessionHead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """A summary that lies beside its conversation.
+
+    Attributes:
+        id: Drawn anew for each summary, so that whoever replaces it notices that it is another one by now.
+        position: The last message that it covers.
+        value: The summary as plain data of JSON's types.
+        expires_at: When it expires: with the first of the turns that it covers. None for never.
+    """
+
+    id: str
+    position: Position
+    value: Mapping[str, Any]
+    expires_at: datetime | None = None
+
+
+def read_summary(row: Mapping[str, Any], now: datetime) -> StoredSummary | None:
+    """Decode a stored summary; None if it has expired, or is damaged or of a newer format."""
+    expires_at, value = row.get("expiresAt"), row.get("value")
+    if not isinstance(expires_at, datetime):
+        expires_at = None
+    if row.get("v") != FORMAT_VERSION or (expires_at is not None and expires_at <= now):
+        return None
+    position = Position.read(row.get("position"))
+    if position is None or not isinstance(value, Mapping):
+        return None
+    return StoredSummary(str(row.get("id")), position, value, expires_at)
 
 
 def prepare_batch(

@@ -257,9 +257,7 @@ def costs(standalone: Any) -> dict[str, list[int]]:
         taking: dict[str, dict[str, Any]] = {
             "MongoDBChatMessageHistory": {},
             "max_tokens=8000": {"max_tokens": 500},
-            "create_history_preprocessor": {
-                "preprocessor": create_history_preprocessor(summarize, max_tokens=500, store=store)
-            },
+            "create_history_preprocessor": {"preprocessor": create_history_preprocessor(summarize, max_tokens=500)},
             "VectorMemory": {"memories": [VectorMemory.factory(vectors, get_session_history=histories)]},
             "EntityMemory": {"memories": [entities]},
             "KeyValueMemory": {"memories": [titles]},

@@ -20,6 +20,7 @@ from langchain_memkit import (
     ComposedMemory,
     CondenseQuestionRetriever,
     EntityMemory,
+    InMemoryChatMessageHistory,
     KeyValueMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
@@ -217,6 +218,10 @@ def test_summaries_name_it(histories: Any, call: Call) -> None:
     assert "human: Background" not in prompt.content
 
 
+class ChatHistory(InMemoryChatMessageHistory):  # the class itself warns when it is made
+    """LangChain's own history."""
+
+
 def test_summaries_of_long_ones_name_it() -> None:
     """So does every piece of one that is too long for one call, in both kinds of prompt."""
     long = TASK.model_copy(update={"content": "Background task 42 reports a parrot. " * 400})
@@ -226,7 +231,9 @@ def test_summaries_of_long_ones_name_it() -> None:
         summarize = create_history_preprocessor(
             model, max_tokens=1000, trigger=("messages", 3), keep=("messages", 0), prompt=prompt
         )
-        summarize.invoke([TALK[0], TALK[1], long, AIMessage("Good.")])
+        history = ChatHistory()
+        history.add_messages([TALK[0], TALK[1], long, AIMessage("Good.")])
+        summarize.summarize(history, {"configurable": {"session_id": "s1"}}, progress=False)
         assert len(model.calls) > 3
         reports = [str(m.content) for messages in model.calls for m in messages if "reports a parrot" in m.content]
         assert reports

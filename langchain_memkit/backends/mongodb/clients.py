@@ -88,6 +88,12 @@ class Clients:
         return hosts_of(self._uri) if self._uri else "the given client"
 
     @property
+    def encrypts(self) -> bool:
+        """Whether a given client encrypts fields of documents by itself."""
+        given = (self._client, self._async_client)
+        return any(client is not None and client.options.auto_encryption_opts is not None for client in given)
+
+    @property
     def servers(self) -> object:
         """A key that is equal for connection strings with the same hosts, in any order and with any options."""
         return frozenset(hosts_of(self._uri).lower().split(",")) if self._uri else self.key

@@ -25,8 +25,8 @@ from langchain_memkit.stores.sessions import SessionQuery
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge", "void", "opening"]
 """Kinds of documents that expire: clear and purge markers, voided turns, and a user's opening document."""
-NO_TURNS = [*MARKERS, "undo"]
-"""Kinds of documents without messages: those, and what takes an edit back."""
+NO_TURNS = [*MARKERS, "undo", "summary"]
+"""Kinds of documents without messages: those, what takes an edit back, and summaries."""
 APART = ["clear", "session"]
 """Kinds of documents that a list of sessions needs beside the turns: tombstones, and titles with metadata."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
@@ -39,6 +39,12 @@ OURS = {"seq": {"$exists": True}}
 """Filter for memkit's documents, which rows of langchain-mongodb do not match; the unique indexes are partial on it."""
 DETAILS = -1
 """Position of the document with a session's title and metadata; a clear deletes it as it deletes damaged positions."""
+SUMMARY = MOST + 1
+"""Position of the summary of a session: above all turns, so that it comes first where the newest turns are read."""
+UNFINISHED = MOST + 2
+"""Position of a summary that has not caught up yet. A clear deletes both as it deletes damaged positions."""
+SUMMARIES = {"$in": [SUMMARY, UNFINISHED]}
+"""Condition on the positions of both."""
 BY_TIME = [("user_id", 1), ("createdAt", -1), ("session_id", 1), ("seq", -1)]
 """Keys of the index by which sessions are listed and searched; a turn needs it neither to be read nor stored."""
 NO_TEXT = ("int", "long", "double", "objectId")

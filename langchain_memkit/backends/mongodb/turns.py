@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from bson import Timestamp
-from pymongo import IndexModel
+from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError, ServerSelectionTimeoutError
 from pymongo.read_concern import ReadConcern
@@ -29,7 +29,16 @@ from langchain_memkit.errors import HistoryConflictError, HistoryReadError, Hist
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import TurnStore
-from langchain_memkit.stores.history_rows import EMPTY, Batch, Page, PageLimit, ReadVersion, SessionScope, TurnPage
+from langchain_memkit.stores.history_rows import (
+    EMPTY,
+    Batch,
+    Page,
+    PageLimit,
+    ReadVersion,
+    SessionScope,
+    StoredSummary,
+    TurnPage,
+)
 from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 logger = logging.getLogger("langchain_memkit")
@@ -39,6 +48,10 @@ MANY = 10_000  # turns whose ends one command reads
 COPYING = "a fork into this session has not finished: call `fork` of its source again, or `clear` this session"
 UNCONFIRMED = "no majority has confirmed what another writer has put there"
 FASTER = "other writers were faster every time"
+
+
+def _summary_filter(scope: SessionScope, unfinished: bool) -> BsonDict:
+    return {**turns_filter(*scope), "seq": {"$eq": docs.UNFINISHED if unfinished else docs.SUMMARY}}
 
 
 class LegacyPosition(NamedTuple):
@@ -437,19 +450,35 @@ class MongoTurnStore(Runner[Settings], TurnStore):
 
     async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Return a page of turns, newest first; for histories without a user, langchain-mongodb's rows follow ours."""
+        return (await self._page_back(scope, older, limit, enough, floor))[0]
+
+    async def page_with_summary(
+        self, scope: SessionScope, limit: int, enough: PageLimit
+    ) -> tuple[Page, StoredSummary | None]:
+        """Return the newest page and the summary of a session, which one query reads."""
+        page, found = await self._page_back(scope, None, limit, enough, 0, docs.SUMMARY)
+        return page, history_rows.read_summary(found, self.settings.now()) if found else None
+
+    async def _page_back(
+        self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int, top: int = history_rows.MOST
+    ) -> tuple[Page, BsonDict | None]:
+        """Return a page of turns, and the summary if it lies up to the position `top`."""
         if isinstance(older, LegacyPosition):
             turns, older = await self._legacy_page(scope, older, -1, limit)
-            return Page(turns, 0, 0, None, older)
+            return Page(turns, 0, 0, None, older), None
         before, base = older or (None, 0)
         base = max(base, floor - 1)
-        upper = {"$lte": history_rows.MOST} if before is None else {"$lt": before}
+        upper = {"$lte": top} if before is None else {"$lt": before}
         query = turns_filter(*scope, seq={"$gt": base, **upper})
         # Fetch only so many messages of each document, and one more, from its end: those of an import are long.
         newest = {"$slice": -1 - min(enough.messages or 0, MAX_SLICE)}
         cut = {} if enough.messages is None else {"messages": newest, "tokens": newest}
-        now, first = self.settings.now(), base
+        now, first, summary = self.settings.now(), base, None
         while True:
             documents = await self.find(query, {"trace": 0, **cut}, sort=[("seq", -1)], limit=limit)
+            is_full = len(documents) == limit
+            if documents and documents[0]["seq"] == docs.SUMMARY:
+                summary = documents.pop(0)
             found = docs.head_of(documents)
             head = found or EMPTY
             base = first if older else max(first, head.base)
@@ -467,15 +496,15 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         # The next page begins below what the documents of this one replace, as far as they were read.
         jump = turns[-1].replaces if stopped else replaced.first if replaced.first < docs.position(last) else None
         last = jump or last
-        if stopped or (len(documents) == limit and docs.position(last) > base + 1):
-            return Page(turns, head.seq, epoch, now, (last, base), known)
+        if stopped or (is_full and docs.position(last) > base + 1):
+            return Page(turns, head.seq, epoch, now, (last, base), known), summary
         if head.base and not scope.user_id and older is None and not self._warned:
             # They cannot be told from rows that the clear was to delete.
             late = await self.find(legacy_filter(*self.settings.legacy_keys, scope.session_id), ["_id"], limit=1)
             if late:
                 self._warn(scope, "rows of langchain-mongodb written after a clear are not shown")
         legacy = LegacyPosition(None, documents[-1].get("createdAt") if documents else None)
-        return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy, known)
+        return Page(turns, head.seq, epoch, now, None if scope.user_id or base else legacy, known), summary
 
     async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns, oldest first: langchain-mongodb's rows, then ours."""
@@ -670,7 +699,11 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     async def append(self, scope: SessionScope, batch: Batch, expected_seq: int | None, origin: ReadVersion) -> int:
         """Append a batch to a session; return the position of its last row."""
         with self.writing(batch):
-            return (await Append(self, scope, batch, "turn", expected_seq, origin).flow()).seq
+            seq = (await Append(self, scope, batch, "turn", expected_seq, origin).flow()).seq
+        for row in batch.rows:
+            if row.replaces:
+                await self._forget_summaries(scope, row.replaces)
+        return seq
 
     async def flag(self, scope: SessionScope, turn: int | str, *, deleted: bool) -> bool:
         """Set or remove the soft-delete flag of a turn, given by `op` or position; return whether it exists."""
@@ -679,7 +712,10 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         place = {"$gt": base, "$lte": history_rows.MOST}
         which = {"op": {"$eq": turn}} if isinstance(turn, str) else {"seq": {**place, "$eq": turn}}
         query = turns_filter(*scope, seq=place, kind={"$nin": NO_TURNS}) | which
-        return bool((await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))).matched_count)
+        changed = await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))
+        if changed.matched_count:
+            await self._forget_summaries(scope, turn if isinstance(turn, int) else 0)
+        return bool(changed.matched_count)
 
     async def update_session(
         self, scope: SessionScope, title: str | None, metadata: str | None, epoch: int | None = None
@@ -743,6 +779,92 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         if document is None or document.get("kind") in docs.MARKERS or docs.is_being_copied(document):
             return None
         return document if docs.is_shown(document, self.settings.now(), hidden=True) else None
+
+    @property
+    def keeps_summaries(self) -> bool:
+        """Whether they lie in documents of their own: not where the driver encrypts some fields of documents."""
+        return not self.clients.encrypts
+
+    async def summary(self, scope: SessionScope, *, unfinished: bool = False) -> StoredSummary | None:
+        """Return a summary of the session."""
+        found = await self.find(_summary_filter(scope, unfinished), limit=1)
+        return history_rows.read_summary(found[0], self.settings.now()) if found else None
+
+    async def put_summary(
+        self,
+        scope: SessionScope,
+        summary: StoredSummary,
+        *,
+        previous: str | None,
+        turns: Sequence[int],
+        unfinished: bool = False,
+        moved: str | None = None,
+    ) -> bool:
+        """Store a summary, look whether all that it tells of is still shown, and take it back if not."""
+        await self.ensure()
+        op = "unfinished summary" if unfinished else "summary"
+        fields = {"id": summary.id, "position": summary.position._asdict(), "value": dict(summary.value)}
+        new = {"op": op, "kind": "summary", "v": FORMAT_VERSION, **fields}
+        # Whoever clears, hides or replaces turns does that first, and then deletes the summary. So it found this one,
+        # or what it did is seen now. Until that is known the document expires, since this process may end here.
+        new["expiresAt"] = await self.server_now() + history_rows.MARKER_TTL
+        place = _summary_filter(scope, unfinished)
+        ours = {**place, "id": {"$eq": summary.id}}
+        replaced = {**place, "id": {"$in": [previous, summary.id]}}  # the latter: by an earlier try of this command
+        put = UpdateOne(ours if previous is None else replaced, {"$set": new}, upsert=previous is None)
+        try:
+            done = await self.bulk_write([put])
+        except commands.DuplicateKey:
+            if previous is not None or not await self._drop_unreadable(scope, unfinished):
+                return False
+            again: dict[str, Any] = {"turns": turns, "unfinished": unfinished, "moved": moved}
+            return await self.put_summary(scope, summary, previous=None, **again)
+        if not (done.matched_count or done.upserted_count):
+            return False
+        source = {**_summary_filter(scope, True), "id": {"$eq": moved}}
+        is_there = moved is None or bool(await self.find(source, ["_id"]))
+        if not (is_there and await self._are_shown(scope, turns, summary.position.seq)):
+            await self.delete_many(ours, begun=True)
+            return False
+        kept = {"$set": {"expiresAt": summary.expires_at}}  # no date: it stays
+        await self.sent(lambda c: c.update_one(ours, kept), begun=True)
+        if moved is not None:
+            await self.delete_many(source, begun=True)
+        return True
+
+    async def _drop_unreadable(self, scope: SessionScope, unfinished: bool) -> bool:
+        """Delete a summary that is damaged or has expired; return whether there was one."""
+        place = _summary_filter(scope, unfinished)
+        for found in await self.find(place, limit=1):
+            if history_rows.read_summary(found, self.settings.now()) is None:
+                return bool(await self.delete_many({**place, "_id": {"$eq": found["_id"]}}))
+        return False
+
+    async def _are_shown(self, scope: SessionScope, turns: Sequence[int], last: int) -> bool:
+        """Return whether all turns at some positions are neither hidden, replaced, expired nor erased, nor is `last`.
+
+        That may be 0, for rows of langchain-mongodb, which a clear erases as well.
+        """
+        fields = ["seq", "kind", "base", "expiresAt", "isActive", "isDeleted", "replaces"]
+        sought: list[BsonDict] = [{"seq": {"$in": [*turns]}}, docs.EDITS, docs.TOMBSTONES]
+        either = [{**turns_filter(*scope), **one} for one in sought]
+        documents, now = await self.find({"$or": either}, fields), self.settings.now()
+        tombstones = [docs.position(d.get("base")) for d in documents if d.get("kind") in docs.MARKERS]
+        base = max(tombstones, default=0)
+        replaced = history_rows.ReplacedTurns(docs.edits_of(documents, base, now))
+        live = [d["seq"] for d in documents if is_live(d, base, now) and d["seq"] not in replaced]
+        is_erased = 0 < base >= last
+        return set(turns) <= set(live) and not is_erased
+
+    async def drop_summaries(self, scope: SessionScope, ids: Sequence[str] | None = None) -> int:
+        """Delete summaries of the session."""
+        which = {} if ids is None else {"id": {"$in": [*ids]}}
+        return await self.delete_many({**turns_filter(*scope), "seq": docs.SUMMARIES, **which})
+
+    async def _forget_summaries(self, scope: SessionScope, seq: int) -> None:
+        """Delete the summaries that cover a position, whose turn was changed."""
+        covering = {"seq": docs.SUMMARIES, "position.seq": {"$gte": seq}}
+        await self.delete_many({**turns_filter(*scope), **covering}, begun=True)
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""

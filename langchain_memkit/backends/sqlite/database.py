@@ -131,6 +131,15 @@ MIGRATIONS = [
     ALTER TABLE turns ADD COLUMN trace TEXT;
     CREATE INDEX turns_replaces ON turns (user_id, session_id, seq, replaces, kind) WHERE replaces IS NOT NULL;
     """,
+    # Summaries up to a turn (`seq`), of two kinds: the one that is shown, and one that has not caught up yet.
+    """
+    CREATE TABLE summaries (
+        user_id TEXT NOT NULL, session_id TEXT NOT NULL, unfinished INTEGER NOT NULL, id TEXT NOT NULL,
+        epoch INTEGER NOT NULL, seq INTEGER NOT NULL, op TEXT NOT NULL, message_id TEXT, expires_at REAL,
+        value TEXT NOT NULL, v INTEGER NOT NULL, PRIMARY KEY (user_id, session_id, unfinished)
+    );
+    CREATE INDEX summaries_expires ON summaries (expires_at) WHERE expires_at IS NOT NULL;
+    """,
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 

@@ -22,7 +22,17 @@ from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
-from langchain_memkit.stores.history_rows import EMPTY, MOST, Edit, Page, PageLimit, SessionScope, TurnPage, TurnRow
+from langchain_memkit.stores.history_rows import (
+    EMPTY,
+    MOST,
+    Edit,
+    Page,
+    PageLimit,
+    SessionScope,
+    StoredSummary,
+    TurnPage,
+    TurnRow,
+)
 from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, SessionQuery
 
 T = TypeVar("T")
@@ -99,6 +109,7 @@ iso_date_of: Callable[[Any], datetime | None] = partial(parse_cell, datetime.fro
 Kind: TypeAlias = Literal["turn", "undo", "clear", "purge"]
 
 EDITABLE = 8  # the version of a file from which on its rows may replace others
+SUMMARIZED = 9  # and from which on it has a table of summaries
 
 
 def is_turn(row: sqlite3.Row, hidden: bool = False) -> bool:
@@ -159,6 +170,62 @@ class SQLiteTurnStore(Transactions, TurnStore):
             turns = sorted([*turns, *lost], key=lambda turn: turn.seq, reverse=True)
             following = (last, base) if last > base + 1 else None
             return Page(turns, head.seq, epoch, self._now(), following, None if head is EMPTY else head)
+
+    @property
+    def keeps_summaries(self) -> bool:
+        """True: they have a table of their own."""
+        return True
+
+    async def page_with_summary(
+        self, scope: SessionScope, limit: int, enough: PageLimit
+    ) -> tuple[Page, StoredSummary | None]:
+        """Return the newest page of turns, down to that at which the summary ends, and the summary."""
+        summary = await self.summary(scope)
+        floor = summary.position.seq if summary else 0
+        return await self.page_back(scope, None, limit, enough, floor), summary
+
+    async def summary(self, scope: SessionScope, *, unfinished: bool = False) -> StoredSummary | None:
+        """Return a summary of the session."""
+        with self._reading() as connection:
+            return self._summary(connection, scope, unfinished)
+
+    async def put_summary(
+        self,
+        scope: SessionScope,
+        summary: StoredSummary,
+        *,
+        previous: str | None,
+        turns: Sequence[int],
+        unfinished: bool = False,
+        moved: str | None = None,
+    ) -> bool:
+        """Store a summary in one transaction, unless something came between."""
+        expires_at = summary.expires_at and summary.expires_at.timestamp()
+        value = json.dumps(summary.value, ensure_ascii=False)
+        row = [*scope, int(unfinished), summary.id, *summary.position, expires_at, value, FORMAT_VERSION]
+
+        def write(connection: sqlite3.Connection) -> bool:
+            there = self._summary(connection, scope, unfinished)
+            if (there and there.id) != previous or not self._are_shown(connection, scope, turns):
+                return False
+            if moved is not None:
+                given = self._parameters(scope, moved=moved)
+                gone = connection.execute(f"DELETE FROM summaries WHERE {HERE} AND id = :moved", given)
+                if not gone.rowcount:
+                    return False
+            connection.execute(f"REPLACE INTO summaries VALUES ({', '.join('?' * len(row))})", row)
+            return True
+
+        return await self._write(write)
+
+    async def drop_summaries(self, scope: SessionScope, ids: Sequence[str] | None = None) -> int:
+        """Delete summaries of the session."""
+        which = HERE if ids is None else f"{HERE} AND id IN (SELECT value FROM json_each(:ids))"
+        given = self._parameters(scope, ids=json.dumps(ids))
+        count = await self._change(f"DELETE FROM summaries WHERE {which}", deleting=True, **given)
+        if count:
+            await self._erase()
+        return count
 
     async def page_forward(self, scope: SessionScope, after: Any, limit: int, *, hidden: bool = False) -> TurnPage:
         """Return a page of turns after a position, oldest first, and the position to continue from (None: the end)."""
@@ -315,6 +382,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
             )
             for place, row in inserts:
                 self._insert(connection, scope, place, "turn" if row.messages else "undo", row)
+                if row.replaces:
+                    self._forget_summaries(connection, scope, row.replaces)
             return seq
 
         return await self._write(write, **batch.error_context)
@@ -324,7 +393,14 @@ class SQLiteTurnStore(Transactions, TurnStore):
         column = "op" if isinstance(turn, str) else "seq"
         update = f"UPDATE turns SET is_deleted = :deleted WHERE {HERE} AND {column} = :turn AND kind = 'turn'"
         given = self._parameters(scope, turn=turn, deleted=int(deleted))
-        return bool(await self._change(update, deleting=False, **given))
+
+        def write(connection: sqlite3.Connection) -> bool:
+            found = connection.execute(f"{update} RETURNING seq", given).fetchall()
+            for (seq,) in found:
+                self._forget_summaries(connection, scope, seq)
+            return bool(found)
+
+        return await self._write(write)
 
     async def fork(self, scope: SessionScope, session_id: str, at: int | None) -> bool:
         """Copy the turns that are shown into another session, in one transaction."""
@@ -392,6 +468,32 @@ class SQLiteTurnStore(Transactions, TurnStore):
         query = f"SELECT seq, epoch, base FROM turns WHERE {HERE} AND {LIVE} AND {SOUND} ORDER BY seq DESC LIMIT 1"
         row = connection.execute(query, self._parameters(scope)).fetchone()
         return SessionHead(*row) if row else None
+
+    def _summary(self, connection: sqlite3.Connection, scope: SessionScope, unfinished: bool) -> StoredSummary | None:
+        if connection.execute("PRAGMA user_version").fetchone()[0] < SUMMARIZED:
+            return None  # an older file that cannot be written to
+        query = f"SELECT * FROM summaries WHERE {HERE} AND unfinished = :unfinished"
+        found = connection.execute(query, self._parameters(scope, unfinished=int(unfinished))).fetchone()
+        if found is None:
+            return None
+        row = {"id": found["id"], "v": found["v"], "value": parse_json(found["value"])}
+        row["position"] = {name: found[name] for name in base.Position._fields}
+        row["expiresAt"] = date_of(found["expires_at"])
+        return history_rows.read_summary(row, self._now())
+
+    def _are_shown(self, connection: sqlite3.Connection, scope: SessionScope, turns: Sequence[int]) -> bool:
+        """Return whether all turns at some positions are neither hidden, replaced, expired nor erased."""
+        query = f"SELECT seq FROM turns WHERE {HERE} AND {LIVE} AND kind = 'turn' AND NOT is_deleted AND seq > :base"
+        query += " AND seq IN (SELECT value FROM json_each(:turns))"
+        head = self._head(connection, scope) or EMPTY
+        given = self._parameters(scope, base=head.base, turns=json.dumps(list(turns)))
+        replaced = history_rows.ReplacedTurns(self._edits(connection, scope))
+        shown = {seq for (seq,) in connection.execute(query, given) if seq not in replaced}
+        return shown == set(turns)
+
+    def _forget_summaries(self, connection: sqlite3.Connection, scope: SessionScope, seq: int) -> None:
+        """Delete the summaries that cover a position, whose turn is changed."""
+        connection.execute(f"DELETE FROM summaries WHERE {HERE} AND seq >= :seq", self._parameters(scope, seq=seq))
 
     def _edits(self, connection: sqlite3.Connection, scope: SessionScope) -> list[Edit]:
         return [edit for _, edit in self._edits_of(connection, HERE, self._parameters(scope))]
@@ -473,6 +575,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         some = "SELECT rowid FROM turns WHERE expires_at <= :now LIMIT 100"
         connection.execute(f"DELETE FROM turns WHERE rowid IN ({some})", parameters)
         connection.execute("DELETE FROM session_details WHERE expires_at <= :now", parameters)
+        connection.execute("DELETE FROM summaries WHERE expires_at <= :now", parameters)
 
     def _void(self, connection: sqlite3.Connection, scope: SessionScope, kind: Kind) -> int:
         """Insert a tombstone at the end of the session, delete everything older, and return how many turns that was."""
@@ -483,6 +586,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         # (see `may_append`).
         self._insert(connection, scope, history_rows.tombstone(seq), kind, TurnRow(f"{kind}:{uuid4()}", [], []))
         connection.execute(f"DELETE FROM session_details WHERE {HERE}", self._parameters(scope))
+        connection.execute(f"DELETE FROM summaries WHERE {HERE}", self._parameters(scope))
         others = f"FROM turns WHERE {HERE} AND seq <> :seq"
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()

@@ -20,6 +20,7 @@ from langchain_memkit import (
     MongoDBVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
+    create_history_preprocessor,
     create_runnable_with_message_history,
     create_trim_preprocessor,
 )
@@ -118,6 +119,29 @@ def test_turns_of_a_chain(standalone: Any, database: str, profile: Profile, run:
     assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
     assert profile.count(lambda: run(chain, WITH_IDS, CONFIG)) == {"find": 20, "insert": 10}
     assert [turn.seq for turn in histories("s1", "u1").iter_turns()] == list(range(1, 22))
+
+
+def test_turns_with_summaries(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """The summary comes with the history, in one find. One that is due takes a look and two writes more, and a look."""
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    asked: list[object] = []
+
+    def summarizer(prompt: object) -> str:
+        asked.append(prompt)
+        return "They talk of numbers."
+
+    budget: Any = {"max_tokens": 4_000, "trigger": ("messages", 30), "keep": ("messages", 4)}
+    preprocessor = create_history_preprocessor(summarizer, **budget)
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=preprocessor)
+    run(chain, ["hello"], CONFIG)
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
+    run(chain, QUESTIONS[:3], CONFIG)
+    assert not asked
+    due = profile.count(lambda: run(chain, ["and now?"], CONFIG) or run(chain, ["and now?"], CONFIG))
+    assert len(asked) == 1
+    assert due == {"find": 2 + 2, "insert": 2, "update": 2}
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
+    assert len(asked) == 1
 
 
 def test_turns_of_an_agent(standalone: Any, database: str, profile: Profile, run: Any) -> None:
@@ -253,12 +277,13 @@ def test_entities_look_into_no_history(standalone: Any, database: str, profile: 
 
 
 def test_turns_that_replace_others(standalone: Any, database: str, profile: Profile, run: Any) -> None:
-    """An answer given anew is one find and one insert as well; reading jumps over what was replaced, however long."""
+    """An answer given anew is a find, an insert, and a deletion of a summary; reading jumps over what was replaced."""
     histories = MongoDBChatMessageHistory.factory(standalone.uri, database, history_size=6)
     history, chain = histories("s1", "u1"), create_runnable_with_message_history(FakeChatModel(), histories)
     run(chain, QUESTIONS, CONFIG)
-    assert profile.count(lambda: run(chain, ["again"], CONFIG | at(10))) == {"find": 1, "insert": 1}
-    assert profile.count(lambda: history.edit(9, [HumanMessage("by hand")])) == {"find": 5, "insert": 1}
+    assert profile.count(lambda: run(chain, ["again"], CONFIG | at(10))) == {"find": 1, "insert": 1, "remove": 1}
+    by_hand = [HumanMessage("by hand")]
+    assert profile.count(lambda: history.edit(9, by_hand)) == {"find": 5, "insert": 1, "remove": 1}
     for n in range(300):
         history.append_turn([HumanMessage(f"long {n}")])
     run(chain, ["short"], CONFIG | at(3))

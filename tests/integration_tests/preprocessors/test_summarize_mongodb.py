@@ -103,6 +103,7 @@ def test_a_turn_of_a_long_conversation(standalone: Any, database: str) -> None:
                 budget: Any = {"max_tokens": 200_000, "trigger": ("tokens", 4000)}
                 summarize = create_history_preprocessor(scribe, store=MongoDBKeyValueStore(None, **names), **budget)
                 chat = create_runnable_with_message_history(model, histories, preprocessor=summarize)
+                summarize.summarize(histories("s1"), progress=False)
                 chat.invoke("Hello.", S1)
                 calls = len(scribe.prompts)
                 listener.documents = listener.commands = 0

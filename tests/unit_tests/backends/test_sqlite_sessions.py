@@ -42,7 +42,10 @@ def test_a_file_of_an_older_version(path: Path) -> None:
         histories(name, "u1").add_messages(TURN)
     histories.close()
     later = "DROP INDEX turns_replaces; ALTER TABLE turns DROP COLUMN replaces; ALTER TABLE turns DROP COLUMN trace"
-    execute(path, f"DROP TABLE session_details; DROP INDEX turns_by_time; {later}; PRAGMA user_version = 6")
+    execute(
+        path,
+        f"DROP TABLE summaries; DROP TABLE session_details; DROP INDEX turns_by_time; {later}; PRAGMA user_version = 6",
+    )
     database._databases.clear()
     with SQLiteChatMessageHistory.factory(path) as again:
         page = again.list_sessions("u1", limit=2)

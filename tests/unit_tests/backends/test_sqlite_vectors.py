@@ -370,7 +370,8 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
         execute(path, f"DROP TABLE {name}")
     execute(path, "DROP TRIGGER turns_edited")
     execute(path, "ALTER TABLE turns DROP COLUMN checksum")
-    execute(path, "DROP TABLE session_details")
+    for name in ("summaries", "session_details"):
+        execute(path, f"DROP TABLE {name}")
     execute(path, "DROP INDEX turns_by_time")
     execute(path, "DROP INDEX turns_replaces")
     for column in ("replaces", "trace"):

@@ -224,7 +224,9 @@ def test_a_turn_of_a_long_conversation(tmp_path: Path) -> None:
         with SQLiteChatMessageHistory.factory(tmp_path / f"{length}.db") as histories:
             histories("s1", "u1").add_messages(talk(length, 5))
             scribe, store = Scribe(), SQLiteKeyValueStore(tmp_path / f"{length}.db")
-            chat, model = chat_over(histories, scribe, store=store, max_tokens=200_000, trigger=("tokens", 4000))
+            budget: Any = {"max_tokens": 200_000, "trigger": ("tokens", 4000), "store": store}
+            create_history_preprocessor(scribe, **{**SMALL, **budget}).summarize(histories("s1", "u1"), progress=False)
+            chat, model = chat_over(histories, scribe, **budget)
             chat.invoke("Hello.", S1)
             calls = len(scribe.prompts)
             read[length] = read_of(histories, lambda chat=chat: chat.invoke("Hello.", S1))

@@ -101,20 +101,30 @@ def test_summary_that_came_after_the_reading() -> None:
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
-def test_inline_where_the_end_does_not_fit(style: str) -> None:
-    """A turn that does not fit waits for the summary under way, goes on from it, and summarizes nothing twice."""
-    scribe = Scribe(delay=0.2)
+def test_nobody_waits_where_the_end_does_not_fit(style: str) -> None:
+    """A turn that does not fit is trimmed, not kept waiting; later turns catch up, and repeat nothing."""
+    go, scribe = threading.Event(), Scribe()
+    scribe.gate = lambda: go.wait(20)
     summarize = create_history_preprocessor(scribe, **BESIDE)
 
     async def aturns() -> list[BaseMessage]:
-        await summarize.ainvoke(talk(60), S1)
-        return await summarize.ainvoke(talk(200), S1)
+        view = await summarize.ainvoke(talk(200), S1)
+        go.set()
+        await summarize.aclose()
+        return view
 
     if style == "async":
         view = asyncio.run(aturns())
     else:
-        summarize.invoke(talk(60), S1)
         view = summarize.invoke(talk(200), S1)
+        go.set()
+        summarize.close()
+    newest = said(view)
+    assert newest == list(range(newest[0], 200))
+    assert len(scribe.prompts) == 1
+    for _ in range(4):
+        view = summarize.invoke(talk(200), S1)
+        summarize.close()
     assert "FACT Nemo" in view[0].text
     assert sorted(scribe.seen + said(view[1:])) == list(range(200))
 

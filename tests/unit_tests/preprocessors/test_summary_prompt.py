@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
-from langchain_memkit import create_history_preprocessor
+from langchain_memkit import InMemoryChatMessageHistory, create_history_preprocessor
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import message_text
 from langchain_memkit.messages.tokens import approximate_tokens, count_tokens
@@ -187,17 +187,30 @@ def test_chunks(messages: list[BaseMessage], capacity: int) -> None:
     "kind", [HumanMessage, AIMessage, lambda text: ToolMessage(text, tool_call_id="1", name="web")]
 )
 def test_message_longer_than_a_call(kind: Any) -> None:
-    """A message of 20,000 words is summarized in pieces that fit, all of it, under its own name."""
+    """A message of 20,000 words is cut in the middle by a turn, and read in pieces by `summarize`, all of it."""
     text = " ".join(marked(i, "fish " * 3).replace(" ", "_") for i in range(5000))
     scribe = Scribe()
     summarize = create_history_preprocessor(scribe, max_tokens=4000)
     head = AIMessage("", tool_calls=[{"name": "web", "args": {}, "id": "1"}])
-    summarize.invoke([HumanMessage("go"), head, kind(text), AIMessage("done"), *talk(20, first=9000)], S1)
+    history = InMemoryHistory()
+    history.add_messages([HumanMessage("go"), head, kind(text), AIMessage("done"), *talk(20, first=9000)])
+    for _ in range(3):
+        summarize.invoke(history.messages, S1)
+    [prompt] = [prompt for prompt in scribe.prompts if "characters left out" in prompt]
+    assert approximate_tokens([HumanMessage(prompt)]) <= 4000
+    assert {0, 4999} < set(marks(prompt)) & {*range(5000)} < {*range(5000)}
+    scribe.prompts.clear()
+    summarize.clear("s1")
+    summarize.summarize(history, S1, progress=False)
     pieces = [mark for prompt in scribe.prompts for mark in marks(prompt) if mark < 9000]
     assert sorted(set(pieces)) == list(range(5000))
     assert max(approximate_tokens([HumanMessage(prompt)]) for prompt in scribe.prompts) <= 4000
     speaker = said_by(kind(""))
     assert all(f"\n{speaker}: " in prompt for prompt in scribe.prompts[1:-1])
+
+
+class InMemoryHistory(InMemoryChatMessageHistory):  # the class itself warns when it is made
+    """LangChain's own history."""
 
 
 def said_by(message: BaseMessage) -> str:

@@ -176,8 +176,8 @@ def test_counting_messages() -> None:
 
 def test_nothing_left_to_cover() -> None:
     """Everything is covered and the new input takes all the room: no call, no error."""
-    scribe = Scribe()
-    summarize = create_history_preprocessor(scribe, max_tokens=200, trigger=("messages", 1), keep=("messages", 0))
+    scribe, nothing_kept = Scribe(), {"trigger": ("messages", 1), "keep": ("messages", 0)}
+    summarize = create_history_preprocessor(scribe, max_tokens=200, store=InMemoryStore(), **nothing_kept)
     with SQLiteChatMessageHistory.factory(":memory:") as histories:
         chat = create_runnable_with_message_history(model := FakeChatModel(), histories, preprocessor=summarize)
         histories("s1").add_messages(talk(2))
