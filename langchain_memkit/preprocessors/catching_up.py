@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._sync import Step
-from langchain_memkit.base import HistoryMessages, Position, Turn
+from langchain_memkit.base import HistoryMessages, Position, Turn, TurnContext
 from langchain_memkit.messages.tokens import counter_name
 from langchain_memkit.preprocessors.prompt import Chunk, summary_message
 from langchain_memkit.preprocessors.summarizer import Summarizer, check_after
@@ -205,7 +205,7 @@ class CatchingUp:
         if kept <= rules.keep[1]:
             return 0
         head = budget.tokens([*talk.lead, summary_message("", "")]) + rules.summary_tokens
-        return rules.split(talk.body, sizes, budget.usable() - head, asked=True)
+        return rules.split(talk.body, sizes, budget.usable(TurnContext()) - head, asked=True)
 
     def _chunks(self, talk: SummarizedConversation, length: int) -> Step[list[Chunk]]:
         def split() -> list[Chunk]:

@@ -196,12 +196,16 @@ class Summarizer:
     def _measured(
         self, messages: Sequence[BaseMessage], sizes: Sequence[int]
     ) -> tuple[Sequence[BaseMessage], Sequence[int], Measure]:
-        """Return messages as the model is to read them, long tool results cut, and their sizes as chunks are measured."""
-        messages = [without_bulk(message) for message in messages]
+        """Return messages as the model is to read them, without bulk, and their sizes as chunks are measured."""
         counter: TokenCounter = self.budget.counter
+        read = [without_bulk(message) for message in messages]
         if self.budget.counts_messages:
             counter = approximate_tokens
-            sizes = count_tokens(messages, counter)
+            sizes = count_tokens(read, counter)
+        else:
+            pairs = zip(messages, read, sizes, strict=False)
+            sizes = [size if a is b else count_tokens([b], counter)[0] for a, b, size in pairs]
+        messages = read
         return messages, sizes, lambda message: count_tokens([message], counter)[0]
 
     async def read(

@@ -21,7 +21,7 @@ from langchain_memkit.base import HistoryMessages, Now, Position, TokenCounter, 
 from langchain_memkit.errors import logger
 from langchain_memkit.messages.results import without_bulk
 from langchain_memkit.messages.tokens import count_tokens
-from langchain_memkit.messages.trimming import leading_system_count
+from langchain_memkit.messages.trimming import RESULTS, leading_system_count
 from langchain_memkit.preprocessors.budget import token_sizes
 from langchain_memkit.preprocessors.prompt import summary_message
 from langchain_memkit.stores.history import TurnStore
@@ -453,11 +453,17 @@ class SummarizedConversation:
         return [turn.seq for turn in self.source.turns[offset + begin : offset + end]]
 
     def sizes(self, counter: TokenCounter) -> list[int]:
-        """Return the token count of each message of the body, long tool results as the model is to read them."""
+        """Return the token count of each message of the body, long tool results as the model is to read them.
+
+        Those of a turn that is not over count in full.
+        """
         size, offset = token_sizes(self.source, counter), len(self.source) - len(self.body)
+        is_open = bool(self.body) and isinstance(self.body[-1], RESULTS)
+        questions = [i for i, message in enumerate(self.body) if isinstance(message, HumanMessage)]
+        over = (questions or [0])[-1] if is_open else len(self.body)
         found: list[int] = []
         for i, message in enumerate(self.body):
-            read = without_bulk(message)
+            read = without_bulk(message) if i < over else message
             found.append(size(offset + i) if read is message else count_tokens([read], counter)[0])
         return found
 

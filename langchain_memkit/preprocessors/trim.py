@@ -250,8 +250,8 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         cut = trimming.find_cut_point(messages, size, left, lead=lead, start_on=self._start_on)
         shown = messages
         if cut.start > lead and not budget.counts_messages:
-            # Tool results give way before turns do. Those at the end the model is yet to see.
-            unseen = trimming.trailing_results(messages, lead)
+            # Tool results give way before turns do. Those at the end the model is yet to see, if nothing new is asked.
+            unseen = len(messages) if asked else trimming.trailing_results(messages, lead)
             results = ResultShortener(budget.counter)
 
             def line(i: int) -> tuple[BaseMessage, int]:

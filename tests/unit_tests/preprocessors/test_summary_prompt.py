@@ -183,9 +183,25 @@ def test_chunks(messages: list[BaseMessage], capacity: int) -> None:
     assert spoken == "".join(message_text(m) for m in messages)
 
 
-@pytest.mark.parametrize(
-    "kind", [HumanMessage, AIMessage, lambda text: ToolMessage(text, tool_call_id="1", name="web")]
-)
+def test_a_long_tool_result_is_read_by_its_beginning() -> None:
+    """Of a page of 20,000 words the model that summarizes reads one line, by a turn and by `summarize` alike."""
+    page = ToolMessage("fish " * 20_000, tool_call_id="1", name="web")
+    head = AIMessage("", tool_calls=[{"name": "web", "args": {}, "id": "1"}])
+    for on_purpose in (False, True):
+        scribe = Scribe()
+        summarize = create_history_preprocessor(scribe, max_tokens=4000)
+        history = InMemoryHistory()
+        history.add_messages([HumanMessage("go"), head, page, AIMessage("done"), *talk(200, first=9000)])
+        if on_purpose:
+            summarize.summarize(history, S1, progress=False)
+        else:
+            summarize.invoke(history.messages, S1)
+        read = "".join(scribe.prompts)
+        assert "[Shortened: 100,000 characters that began" in read
+        assert 30 < read.count("fish") < 60
+
+
+@pytest.mark.parametrize("kind", [HumanMessage, AIMessage])
 def test_message_longer_than_a_call(kind: Any) -> None:
     """A message of 20,000 words is cut in the middle by a turn, and read in pieces by `summarize`, all of it."""
     text = " ".join(marked(i, "fish " * 3).replace(" ", "_") for i in range(5000))
