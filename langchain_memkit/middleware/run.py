@@ -397,8 +397,8 @@ class AgentTurns:
         # A branch is stored whole, beginning with its question.
         run = Run(session, new.marker(view, skip), view, set() if left_branch else known, recorder)
         run.start_at(new.messages[: new.first], new.messages)
-        # After a clear nothing older than the input is stored: it may have been added to the state before the clear. That
-        # may be so in a thread without a marker, too.
+        # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
+        # That may be so in a thread without a marker, too.
         erased = cleared or bool(view.replaces)
         if left and not erased and new.before is None:
             erased = await _was_cleared(session, view)
