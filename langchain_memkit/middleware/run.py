@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise, takewhile
 from typing import Any, Self
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 from langchain_core.messages.ai import AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
@@ -39,19 +39,20 @@ from langchain_memkit.messages.trimming import (
 )
 from langchain_memkit.middleware.state import (
     Marker,
+    NewMessages,
     State,
     found_in,
-    in_state_order,
+    in_log,
     is_dialogue,
     is_foreign_summary,
     is_lost,
     messages_in,
     missing_in,
-    start_of_turn,
     turn_started_at,
     unstored_start,
     with_positions,
     within,
+    written,
 )
 from langchain_memkit.runnables.saving import UNSAVED, OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Configurable, session_history, turn_id_of
@@ -381,64 +382,31 @@ class AgentTurns:
         `seen` are the messages of the previous run, removed ones included. A dry run stores nothing.
         """
         recorder = recorder_of(self, configurable)
-        messages = messages_in(state)
         before: Marker | None = state.get("memkit_turn")
-        place, turn_id = session_of_run(configurable), turn_id_of(configurable)
         session = await self.bind(configurable)
         self._check_replaces(configurable, session, before)
-        start = unstored_start(messages, before)
-        first = start_of_turn(messages, start)
-        # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
-        # lookup below recognizes them, and a second attempt to store them changes nothing.
-        named = with_turn_ids(messages[start:], [place], _namer(before, turn_id))
-        known, view = await self._read(session, [m.id or "" for m in (*seen, *named)], messages[first:], config)
-        moved = before is not None and before["place"] != place
-        # Without a marker the thread is new, unless messages of this very turn are stored already.
-        may_fork = not moved and (before is not None or {m.id for m in named[first - start :]} & known)
-        left_branch = _left_branch(before, view, config) if may_fork else []
-        skip = [*before["skip"], *left_branch] if before is not None and not moved else left_branch
+        place, turn_id = session_of_run(configurable), turn_id_of(configurable)
+        new = NewMessages(messages_in(state), before, place, turn_id, seen)
+        known, view = await self._read(session, [m.id or "" for m in (*seen, *new.named)], new.input, config)
+        left_branch = _left_branch(before, view, config) if new.may_fork(known) else []
+        skip = [*before["skip"], *left_branch] if before is not None and not new.moved else left_branch
         cleared = before is not None and await _is_cleared(session, before, view)
-        void = before.get("void", []) if before is not None else []
-        if before is not None and (cleared or moved):
-            # What the state held then must not come back after a clear, nor move to another user or session.
-            start, first = _new_input(messages, before, moved=moved)
-            void = [m.id for m in messages[:first] if m.id and _is_apart(m)]
-            before, seen, named = None, (), with_turn_ids(messages[start:], [place], turn_id)
-        # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
-        left = [] if cleared or view.replaces else in_state_order(seen, named[: first - start])
-        left = [m for m in left if m.id not in known and is_dialogue(m)]
-        old = _of_the_past(messages, first, before, known, view)
-        left = _not_of_the_past(left, old[start:], named, seen)
-        first += len([*takewhile(bool, old[first:])])
-        if before is not None and not before["done"]:
-            first += _already_asked(messages[first:], named[first - start :], known, before["turn_id"] == turn_id)
-        ids = {m.id for m in (*seen, *messages, *named) if m.id}
-        marker = Marker(
-            key=uuid4().hex,
-            place=place,
-            turn_id=turn_id,
-            first=messages[first].id if first < len(messages) else None,
-            start=first,
-            end=messages[-1].id if messages else None,
-            held=len(messages),
-            done=False,
-            epoch=view.epoch,
-            since=view.read_at.isoformat() if view.read_at else None,
-            seq=view.seq,
-            skip=skip,
-            wrote=_written(before, view, ids, messages),
-            void=void,
-        )
+        if cleared or new.moved:
+            new.forget()
+        left = new.left(known, view)
         # A branch is stored whole, beginning with its question.
-        run = Run(session, marker, view, set() if left_branch else known, recorder)
-        run.start_at(messages[:first], messages)
-        # A thread without a marker may still hold what was erased when the session was cleared: do not store it again.
-        if left and not (before is None and await _was_cleared(session, view)):
-            if dry_run.get():  # show the messages as if they had been stored
-                run.left = left
-            else:
-                await self._adopt(run, left, before, messages, start, config)
-        run.observe(messages)
+        run = Run(session, new.marker(view, skip), view, set() if left_branch else known, recorder)
+        run.start_at(new.messages[: new.first], new.messages)
+        # After a clear nothing older than the input is stored: it may have been added to the state before the clear.
+        # That may be so in a thread without a marker, too.
+        erased = cleared or bool(view.replaces)
+        if left and not erased and new.before is None:
+            erased = await _was_cleared(session, view)
+        if erased or dry_run.get():
+            run.left = [] if erased else left  # a dry run shows the messages as if they had been stored
+        elif left:
+            await self._adopt(run, left, new, config)
+        run.observe(new.messages)
         return run
 
     async def resume(
@@ -454,11 +422,11 @@ class AgentTurns:
         own = with_turn_ids(messages[start:], [marker["place"]], marker["turn_id"])
         ids = {m.id for m in (*seen, *messages, *own) if m.id}
         known, view = await self._read(session, sorted(ids), messages[start:], config)
-        marker = {**marker, "wrote": _written(marker, view, ids, messages)}
+        marker = {**marker, "wrote": written(marker, view, ids, messages)}
         run = Run(session, marker, view, known, recorder_of(self, configurable))
         older = messages[:start]
         if lost := is_lost(messages, marker):
-            older = [m for m, stored in zip(messages, _in_log(messages, known, view), strict=True) if stored]
+            older = [m for m, stored in zip(messages, in_log(messages, known, view), strict=True) if stored]
         if session.native and known & {m.id for m in own}:
             # Some of the run's messages are stored: by an aborted attempt, or as the whole turn, which has its own key.
             run.replayed = await seq_of(session.history, batch_op([], marker["turn_id"]), marker["seq"])
@@ -510,14 +478,12 @@ class AgentTurns:
         chain = self.options.prompt.preprocessor
         return as_step(lambda: load_history(session.history, chain, inside, native=session.native))
 
-    async def _adopt(
-        self, run: Run, left: Messages, before: Marker | None, messages: Messages, start: int, config: RunnableConfig
-    ) -> None:
+    async def _adopt(self, run: Run, left: Messages, new: NewMessages, config: RunnableConfig) -> None:
         """Store messages of the state that the transcript lacks, one row per turn; repeating it changes nothing.
 
-        If that fails without raising, the marker starts before them, at `start`: the next run tries again.
+        If that fails without raising, the marker starts before them: the next run tries again.
         """
-        asked = messages[run.marker["start"] :]
+        before = new.before
         for begin, end in pairwise([*turn_starts(left), len(left)]):
             said = list(left[begin:end])
             whole = whole_tool_groups(said)
@@ -534,12 +500,12 @@ class AgentTurns:
                     turn = replace(turn, epoch=before["epoch"], since=turn_started_at(before))
             seq = await self.options.save(turn, None, said) if said else None
             if seq == UNSAVED:
-                run.marker = {**run.marker, "first": messages[start].id, "start": start}
-                run.start_at(messages[:start], messages)
+                run.marker = {**run.marker, "first": new.messages[new.start].id, "start": new.start}
+                run.start_at(new.messages[: new.start], new.messages)
                 break
             if seq:
                 run.marker = {**run.marker, "wrote": with_positions(run.marker["wrote"], [seq])}
-        run.view = await self._view(run.session, asked, config)
+        run.view = await self._view(run.session, new.input, config)
 
     async def prompt(self, run: Run, given: Messages, config: RunnableConfig) -> list[BaseMessage]:
         """Build the messages for one call of the model from those of its request.
@@ -619,56 +585,10 @@ class AgentTurns:
             run.known |= {m.id for m in (*asked, *said) if m.id}
 
 
-def _written(
-    before: Marker | None, view: HistoryView, ids: Collection[str | None], messages: Messages
-) -> list[list[int]]:
-    """Return the positions that a thread wrote: those in its marker, and rows with a message that its state holds."""
-    read = view.messages
-    turns = read.turns if isinstance(read, HistoryMessages) else ()
-    mine = {turn.seq for turn, message in zip(turns, read, strict=False) if turn.seq and message.id in ids}
-    wrote: list[list[int]] = before.get("wrote", []) if before else []
-    if before is not None and "wrote" not in before and any(map(is_foreign_summary, messages)):
-        # A marker of 0.2.0: what the summary stands for is not known, but that it comes before what it left.
-        wrote = [[1, min(mine, default=before["seq"] + 1) - 1]]
-    return with_positions(wrote, mine)
-
-
 def _is_partial(read: HistoryMessages, i: int) -> bool:
     """Return whether a stored message is what a model had said of an answer when its run was stopped."""
     is_marked = read[i].response_metadata.get(trimming.STATUS) == "aborted"
     return is_marked and read.turns[i].op.endswith(":aborted")
-
-
-def _is_apart(message: BaseMessage) -> bool:
-    """Return whether a message stands in front of the prompt if only the state has it."""
-    return isinstance(message, SystemMessage) or is_foreign_summary(message)
-
-
-def _in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool]:
-    """Return for each message whether it is stored, by its id or by what it says."""
-    found = found_in(messages, view.messages)
-    return [m.id in known or place is not None for m, place in zip(messages, found, strict=True)]
-
-
-def _of_the_past(
-    messages: Messages, first: int, before: Marker | None, known: set[str], view: HistoryView
-) -> list[bool]:
-    """Return for each message whether it is of the past, or the app's own, where the marker does not tell.
-
-    Without a marker the system messages before the input are the app's. If the end of the last run is gone from the
-    state, all but the newest message may be of the past: what is stored is, and system messages are the app's.
-    """
-    if before is None:
-        return [isinstance(m, SystemMessage) for m in messages[:first]]
-    if not is_lost(messages, before):
-        return []
-    stored = _in_log(messages[:-1], known, view)
-    return [is_old or isinstance(m, SystemMessage) for m, is_old in zip(messages, stored, strict=False)]
-
-
-def _not_of_the_past(left: Messages, old: Sequence[bool], named: Messages, seen: Messages) -> list[BaseMessage]:
-    gone = {m.id for m, is_old in zip(named, old, strict=False) if is_old} - {m.id for m in seen}
-    return [m for m in left if m.id not in gone]
 
 
 def _with_late_calls(new: list[BaseMessage], own: Messages) -> list[BaseMessage]:
@@ -689,46 +609,12 @@ def _latest(named: Iterable[tuple[str, BaseMessage]]) -> list[BaseMessage]:
     return list(found.values())
 
 
-def _namer(before: Marker | None, turn_id: str) -> str:
-    """Return the turn id under which the messages before the input were stored, or would have been."""
-    if before is None:
-        return f"{turn_id}:before"
-    return f"{before['turn_id']}:after" if before["done"] else before["turn_id"]
-
-
 def _left_branch(before: Marker | None, view: HistoryView, config: RunnableConfig) -> list[list[int]]:
     """Return the positions of a branch that the thread leaves, since the caller named an older checkpoint."""
     seq = before["seq"] if before else 0
     # LangGraph puts the checkpoint that the caller addressed into the metadata.
     addressed = (config.get("metadata") or {}).get("checkpoint_id")
     return [[seq + 1, view.seq]] if addressed and view.seq > seq else []
-
-
-def _new_input(messages: Messages, before: Marker, *, moved: bool) -> tuple[int, int]:
-    """Return where new messages and, after them, the new input begin in the state of another session, or a cleared one.
-
-    Where it is unknown whose the messages before the input are, they are left out.
-    """
-    if is_lost(messages, before, settled=True):
-        first = next((i for i in reversed(range(len(messages))) if isinstance(messages[i], HumanMessage)), 0)
-        return first, first
-    start = unstored_start(messages, before, settled=True)
-    first = start_of_turn(messages, start)
-    return (first if moved and not before["done"] else start), first
-
-
-def _already_asked(messages: Messages, named: Messages, known: set[str], retried: bool) -> int:
-    """Count the input's leading messages that belong to the past, after a run that was not finished.
-
-    They are stored, or a retry with the same turn id (`retried`) asks them again.
-    """
-    count = 0
-    for message, as_stored in zip(messages[:-1], named, strict=False):
-        again = isinstance(message, HumanMessage) and message.content == messages[-1].content
-        if not (as_stored.id in known or (retried and again and messages[-1].type == message.type)):
-            break
-        count += 1
-    return count
 
 
 async def _was_cleared(session: BoundSession, view: HistoryView) -> bool:

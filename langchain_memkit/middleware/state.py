@@ -12,16 +12,19 @@ follow the state.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
+from uuid import uuid4
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.utils import convert_to_messages
 from langgraph.channels.untracked_value import UntrackedValue
 
-from langchain_memkit.base import Messages
+from langchain_memkit.base import HistoryMessages, HistoryView, Messages
 from langchain_memkit.messages import trimming
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.trimming import index_of, is_id_of_turn, turn_starts, with_turn_ids
@@ -234,6 +237,140 @@ def _words(message: BaseMessage) -> str:
     return f"{message.type} {calls} {message.content}"
 
 
+# -- what the transcript may not have
+
+
+@dataclass(slots=True)
+class NewMessages:
+    """The end of a state when a run begins: messages that the transcript may not have, and then the new input."""
+
+    messages: list[BaseMessage]  # all of the state
+    before: Marker | None  # of the thread's previous run, if it tells anything
+    place: str
+    turn_id: str
+    seen: Messages  # the messages of the previous run, removed ones included
+    start: int = 0  # position of the first message that the transcript may not have
+    first: int = 0  # position of the input
+    named: list[BaseMessage] = field(default_factory=list)  # the messages from `start` on, each with an id
+    void: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start = unstored_start(self.messages, self.before)
+        self.first = start_of_turn(self.messages, self.start)
+        # Messages without an id get the ids that the previous run stored them by, or would have: so the indexed
+        # lookup recognizes them, and a second attempt to store them changes nothing.
+        namer = f"{self.turn_id}:before"
+        if self.before is not None:
+            self.void = self.before.get("void", [])
+            namer = f"{self.before['turn_id']}:after" if self.before["done"] else self.before["turn_id"]
+        self.named = with_turn_ids(self.messages[self.start :], [self.place], namer)
+
+    @property
+    def input(self) -> list[BaseMessage]:
+        """The new input."""
+        return self.messages[self.first :]
+
+    @property
+    def moved(self) -> bool:
+        """Whether the previous run was another user's or session's."""
+        return self.before is not None and self.before["place"] != self.place
+
+    def may_fork(self, known: set[str]) -> bool:
+        """Return whether the thread has turns: it has a marker, or messages of this very turn are stored already."""
+        asked = {m.id for m in self.named[self.first - self.start :]}
+        return not self.moved and (self.before is not None or bool(asked & known))
+
+    def forget(self) -> None:
+        """Leave out what the state held when the session was cleared, or under another user or session.
+
+        It must not come back, nor do system messages and summaries of it. Where it is unknown what was there, the input
+        is the newest question.
+        """
+        before = self.before
+        if before is None:
+            return
+        if is_lost(self.messages, before, settled=True):
+            questions = [i for i, message in enumerate(self.messages) if isinstance(message, HumanMessage)]
+            self.start = self.first = questions[-1] if questions else 0
+        else:
+            self.start = unstored_start(self.messages, before, settled=True)
+            self.first = start_of_turn(self.messages, self.start)
+        if self.moved and not before["done"]:  # whose the messages in between are is unknown
+            self.start = self.first
+        self.named = with_turn_ids(self.messages[self.start :], [self.place], self.turn_id)
+        self.void = [m.id for m in self.messages[: self.first] if m.id and _is_apart(m)]
+        self.before, self.seen = None, ()
+
+    def left(self, known: set[str], view: HistoryView) -> list[BaseMessage]:
+        """Return the messages before the input that the transcript lacks; the input is cut to what is new."""
+        left = in_state_order(self.seen, self.named[: self.first - self.start])
+        past = self._past(known, view)
+        gone = {m.id for m, is_past in zip(self.named, past[self.start :], strict=False) if is_past}
+        gone = (gone - {m.id for m in self.seen}) | known
+        self.first += len([*takewhile(bool, past[self.first :])])
+        if self.before is not None and not self.before["done"]:
+            self.first += self._already_asked(self.before, known)
+        return [m for m in left if m.id not in gone and is_dialogue(m)]
+
+    def _past(self, known: set[str], view: HistoryView) -> list[bool]:
+        """Return for each message whether it is of the past, or the app's own, where the marker does not tell.
+
+        Without a marker the system messages before the input are the app's. If the end of the last run is gone from the
+        state, all but the newest message may be of the past: what is stored is, and system messages are the app's.
+        """
+        if self.before is None:
+            return [isinstance(m, SystemMessage) for m in self.messages[: self.first]]
+        if not is_lost(self.messages, self.before):
+            return []
+        stored = in_log(self.messages[:-1], known, view)
+        return [is_old or isinstance(m, SystemMessage) for m, is_old in zip(self.messages, stored, strict=False)]
+
+    def _already_asked(self, before: Marker, known: set[str]) -> int:
+        """Count the input's leading messages that belong to the past, after a run that was not finished.
+
+        They are stored, or a retry with the same turn id asks them again.
+        """
+        count, newest = 0, self.messages[-1]
+        retried = before["turn_id"] == self.turn_id and isinstance(newest, HumanMessage)
+        for message, named in zip(self.input[:-1], self.named[self.first - self.start :], strict=False):
+            again = isinstance(message, HumanMessage) and message.content == newest.content
+            if not (named.id in known or (retried and again)):
+                break
+            count += 1
+        return count
+
+    def marker(self, view: HistoryView, skip: Ranges) -> Marker:
+        """Return the marker of the run that begins."""
+        ids = {m.id for m in (*self.seen, *self.messages, *self.named) if m.id}
+        return Marker(
+            key=uuid4().hex,
+            place=self.place,
+            turn_id=self.turn_id,
+            first=self.input[0].id if self.input else None,
+            start=self.first,
+            end=self.messages[-1].id if self.messages else None,
+            held=len(self.messages),
+            done=False,
+            epoch=view.epoch,
+            since=view.read_at.isoformat() if view.read_at else None,
+            seq=view.seq,
+            skip=skip,
+            wrote=written(self.before, view, ids, self.messages),
+            void=self.void,
+        )
+
+
+def _is_apart(message: BaseMessage) -> bool:
+    """Return whether a message stands in front of the prompt if only the state has it."""
+    return isinstance(message, SystemMessage) or is_foreign_summary(message)
+
+
+def in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool]:
+    """Return for each message whether it is stored, by its id or by what it says."""
+    found = found_in(messages, view.messages)
+    return [m.id in known or place is not None for m, place in zip(messages, found, strict=True)]
+
+
 # -- positions in the transcript
 
 
@@ -257,3 +394,15 @@ def with_positions(ranges: Ranges, positions: Iterable[int] = ()) -> Ranges:
         else:
             joined.append([begin, end])
     return joined
+
+
+def written(before: Marker | None, view: HistoryView, ids: Collection[str | None], messages: Messages) -> Ranges:
+    """Return the positions that a thread wrote: those in its marker, and rows with a message that its state holds."""
+    read = view.messages
+    turns = read.turns if isinstance(read, HistoryMessages) else ()
+    mine = {turn.seq for turn, message in zip(turns, read, strict=False) if turn.seq and message.id in ids}
+    wrote: Ranges = before.get("wrote", []) if before else []
+    if before is not None and "wrote" not in before and any(map(is_foreign_summary, messages)):
+        # A marker of 0.2.0: what the summary stands for is not known, but that it comes before what it left.
+        wrote = [[1, min(mine, default=before["seq"] + 1) - 1]]
+    return with_positions(wrote, mine)
