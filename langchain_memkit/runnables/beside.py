@@ -54,7 +54,7 @@ class ChainFrame:
         if len(rest) < len(made):
             return rest
         text = "\n".join(str(message.text) for message in asked)
-        return [_without(message, text) for message in rest]
+        return [_without(message, text) for message in rest if message.type != "human" or message.content != text]
 
 
 def _without(message: BaseMessage, text: str) -> BaseMessage:

@@ -163,7 +163,7 @@ class Case:
         if self.door == "rag":
             shown += [SystemMessage(INSTRUCTION), context_message(self.found())]
         if self.loop:
-            calls = [(step(i), shortened(ToolMessage(RESULTS[i], tool_call_id=f"c{i}"))) for i in range(len(self.loop))]
+            calls = [(step(i), shortened(result(i))) for i in range(len(self.loop))]
             shown += max(calls, key=approximate_tokens)
         return approximate_tokens(shown) + count_tool_tokens(self.tools)
 
@@ -175,6 +175,11 @@ class Case:
 def step(at: int) -> AIMessage:
     """A call of the tool."""
     return AIMessage("", tool_calls=[{"name": "look", "args": {"at": at}, "id": f"c{at}"}])
+
+
+def result(at: int) -> ToolMessage:
+    """What the tool gives back."""
+    return ToolMessage(RESULTS[at], name="look", tool_call_id=f"c{at}")
 
 
 def runnable_of(case: Case, histories: Any, model: Model) -> tuple[Any, Any]:
