@@ -59,12 +59,13 @@ class Case:
         self.with_tools = self.kind == "agent" and self.dice.random() < 0.5
         self.model = FakeChatModel()
         self.prepared: list[list[BaseMessage]] = []  # what models that prepare the answer were given
+        self.summarizes = False  # whether there is such a model
         self.config: Any = {"configurable": {"session_id": "s1", "user_id": "u1", "thread_id": "s1"}}
         self.app = self._app()
 
     def _prepare(self, answer: str) -> Any:
         model = FakeChatModel(responses=[answer] * 1000)
-        self.prepared = model.calls
+        self.prepared, self.summarizes = model.calls, True
         return model
 
     def _options(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Case:
             return create_conversational_rag_chain(model, retriever, self.histories)
         if self.kind == "agent":
             middleware: list[Any] = [MessageHistoryMiddleware(self.histories, **options)]
-            if dice.random() < 0.3 and self.saver and not self.prepared:
+            if dice.random() < 0.3 and self.saver and not self.summarizes:
                 self.prepared = (small := FakeChatModel(responses=["A talk."] * 1000)).calls
                 middleware.append(SummarizationMiddleware(small, trigger=("messages", 4), keep=("messages", 2)))
             tools = [tide] if self.with_tools else []

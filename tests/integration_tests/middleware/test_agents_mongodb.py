@@ -122,14 +122,14 @@ def test_snippet(standalone: Any, database: str) -> None:
 
 @pytest.mark.parametrize("backend", ["sqlite", "standalone"])
 def test_storage(request: pytest.FixtureRequest, tmp_path: Path, backend: str) -> None:
-    """After 60 runs with tools the store takes at most three times the messages' JSON, indexes and all."""
-    script = [line for i in range(60) for line in (calling(("look_up", {"word": f"word {i}"})), f"The answer {i}.")]
+    """After 100 runs with tools the store takes at most three times the messages' JSON, indexes and all."""
+    script = [line for i in range(100) for line in (calling(("look_up", {"word": f"word {i}"})), f"The answer {i}.")]
     with opened(request, backend, tmp_path) as histories:
         agent = create_agent(Scripted(script=script), [look_up], middleware=[MessageHistoryMiddleware(histories)])
-        for i in range(60):
+        for i in range(100):
             agent.invoke(asking(f"What is word {i}, and what does it mean?"), CONFIG)
         messages = histories("s1", "u1").messages
-    assert len(messages) == 240
+    assert len(messages) == 400
     content = len(json.dumps(messages_to_dict(messages)).encode())
     if backend == "sqlite":
         taken = (tmp_path / "chat.db").stat().st_size
