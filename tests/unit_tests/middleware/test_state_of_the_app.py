@@ -23,7 +23,7 @@ from langchain_memkit import (
 )
 from testkit.trimming_apps import RECIPES, OwnSummary, Trimmed
 
-TURNS = 20
+TURNS = 12
 APPROVE: Any = Command(resume={"decisions": [{"type": "approve"}]})
 
 

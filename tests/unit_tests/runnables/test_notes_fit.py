@@ -245,7 +245,7 @@ LONG_RUN = Case(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases)
 @example(LONG_RUN)  # a run that outgrows the budget, beside system lines
 @example(replace(LONG_RUN, memories=[]))

@@ -38,7 +38,7 @@ from langchain_memkit.runnables.rag import INSTRUCTION, context_message
 from testkit.conversations import refused
 
 U1: Any = {"configurable": {"session_id": "s1", "thread_id": "s1", "user_id": "u1"}}
-EXAMPLES = int(os.environ.get("MEMKIT_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("MEMKIT_EXAMPLES", "120"))
 WORDS = {"latin": "word ", "cjk": "記憶の話", "code": "f(x)={y};"}
 IMAGE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
 
