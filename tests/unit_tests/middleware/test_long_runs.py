@@ -95,10 +95,13 @@ def preprocessor_of(kind: str, asked: list[str]) -> Any:
 
 @pytest.mark.parametrize("edited", [False, True], ids=["alone", "with ContextEditingMiddleware"])
 @pytest.mark.parametrize("kind", ["trim", "history"])
-def test_a_loop_keeps_its_calls(
-    histories: Any, run: Styles, kind: str, edited: bool, pages: int = int(os.environ.get("MEMKIT_PAGES", "50"))
-) -> None:
+def test_a_loop_keeps_its_calls(histories: Any, run: Styles, kind: str, edited: bool) -> None:
     """Each page is read once, within the budget, with no half group; the turn after it does not wait for summaries."""
+    read_all(histories, run, kind, edited=edited, pages=int(os.environ.get("MEMKIT_PAGES", "50")))
+
+
+def read_all(histories: Any, run: Styles, kind: str, *, edited: bool, pages: int) -> None:
+    """Have an agent read all pages, and thank it."""
     asked: list[str] = []
     model = Reader(pages=pages)
     ours = MessageHistoryMiddleware(histories, preprocessor=preprocessor_of(kind, asked))
@@ -126,7 +129,7 @@ def test_a_loop_keeps_its_calls(
 
 def test_200_pages(histories: Any) -> None:
     """The lines that stand for results have room, and the beginning of the prompt changes as rarely."""
-    test_a_loop_keeps_its_calls(histories, Styles("invoke"), "trim", edited=False, pages=200)
+    read_all(histories, Styles("invoke"), "trim", edited=False, pages=200)
 
 
 def test_a_lone_result_that_is_too_long(histories: Any, run: Styles) -> None:
