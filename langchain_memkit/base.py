@@ -430,7 +430,7 @@ class TurnContext:
             any more.
         reader: Name of the agent's tool that reads a shortened tool result back; None if it has none.
         compose_beside: Composes the past again, beside messages that a step of the chain adds to the call (the
-            documents of a RAG chain); a flow, or None outside of a chain of memkit.
+            documents of a RAG chain); a flow, or None where no preprocessor of memkit keeps a budget.
     """
 
     asked: Sequence[BaseMessage] = ()

@@ -31,6 +31,7 @@ from langchain_memkit.base import CONTEXT, GetSessionHistory, HistoryView, TurnC
 from langchain_memkit.memories.chat_history import PreprocessorLike
 from langchain_memkit.messages.chain_io import StreamedOutput
 from langchain_memkit.messages.notes import insert_note
+from langchain_memkit.preprocessors.budget import budgets_of
 from langchain_memkit.runnables.beside import ChainFrame
 from langchain_memkit.runnables.saving import OpenTurn, TurnOptions
 from langchain_memkit.runnables.session import BoundSession, Specs, session_history, turn_id_of
@@ -233,7 +234,8 @@ class HistoryTurn(Runnable[Any, Any]):
             context.beside = messages
             return (await composed())[0]
 
-        context.compose_beside = composed_beside
+        if budgets_of(prompt.preprocessor):
+            context.compose_beside = composed_beside
         before, after = await composed()
         return OpenTurn(
             session=session,
