@@ -30,6 +30,7 @@ messages at most 1.3 times one at 1,000, in time and in rows read.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections import Counter
@@ -352,6 +353,8 @@ def turn_ratios(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def main() -> None:
+    # What memkit tells the authors of an app, once, would stand between the figures.
+    logging.getLogger("langchain_memkit").setLevel(logging.ERROR)
     options = arguments("Trimming and summaries beside their peers.").parse_args()
     scale = QUICK if options.quick else Scale()
     begin = time.monotonic()

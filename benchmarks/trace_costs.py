@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import tempfile
 import time
@@ -83,6 +84,8 @@ async def measured(histories: Any, turns: int, style: str, traced: str) -> tuple
 
 def main() -> None:
     """Measures, and prints a line of JSON for each store and style."""
+    # What memkit tells the authors of an app, once, would stand between the figures.
+    logging.getLogger("langchain_memkit").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=400, help="turns of each chain that are measured")
     options = parser.parse_args()

@@ -51,6 +51,10 @@ class LRUCache(Generic[K, V]):
         self.put(key, value)
         return value
 
+    def values(self) -> list[V]:
+        """Return all values, those used last at the end."""
+        return list(self._entries.values())
+
     def pop(self, key: K) -> V | None:
         """Remove and return a value; None if it is not there."""
         return self._entries.pop(key, None)

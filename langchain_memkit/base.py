@@ -429,6 +429,7 @@ class TurnContext:
         settled: Whether the prompt was composed before, for an earlier call of the same turn: nothing is summarized
             any more.
         reader: Name of the agent's tool that reads a shortened tool result back; None if it has none.
+        shorteners: The shortened tool results of an agent's run by preprocessor, so that each is made once.
         compose_beside: Composes the past again, beside messages that a step of the chain adds to the call (the
             documents of a RAG chain); a flow, or None where no preprocessor of memkit keeps a budget.
     """
@@ -446,6 +447,7 @@ class TurnContext:
     in_run: bool = False
     settled: bool = False
     reader: str | None = None
+    shorteners: dict[str, Any] = field(default_factory=dict)
     compose_beside: Callable[[Sequence[BaseMessage]], Awaitable[list[BaseMessage]]] | None = None
 
 

@@ -40,7 +40,8 @@ def shortened(message: BaseMessage, reader: str | None = None, *, excerpt: int =
     text = message_text(message)
     began = " ".join(text[: 2 * excerpt].split())[:excerpt]
     line = f'[Shortened: {len(text):,} characters that began "{began}".{_way(message, reader)}]'
-    return message if len(text) <= len(line) else _with_text(message, line)
+    is_short = isinstance(message.content, str) and len(text) <= len(line)  # an image is long, however it is called
+    return message if is_short else _with_text(message, line)
 
 
 def without_bulk(message: BaseMessage, *, most: int = 2000, excerpt: int = 200) -> BaseMessage:
@@ -59,16 +60,20 @@ def cut_in_the_middle(message: BaseMessage, most: int, reader: str | None = None
         return message
     head = most * 2 // 3
     tail = most - head
-    mark = f"[{len(text) - most:,} characters are left out here.{_way(message, reader)}]"
+    mark = f"[{len(text) - most:,} characters are left out here.{_way(message, reader, head)}]"
     return _with_text(message, f"{text[:head]}\n{mark}\n{text[len(text) - tail :]}")
 
 
-def _way(message: BaseMessage, reader: str | None) -> str:
-    """Tell how a result is read back; nothing if the agent has no tool for that."""
+def _way(message: BaseMessage, reader: str | None, start: int = 0) -> str:
+    """Tell how a result is read back from a character on; nothing if the agent has no tool for that.
+
+    What that tool has returned itself is read back by calling it again, as the call in front of the result shows.
+    """
     call_id = getattr(message, "tool_call_id", None)
-    if reader is None or not call_id:
+    if reader is None or not call_id or message.name == reader:
         return ""
-    return f' {reader}(call_id="{call_id}") shows them.'
+    where = f", start={start}" if start else ""
+    return f' {reader}(call_id="{call_id}"{where}) shows them.'
 
 
 def _with_text(message: BaseMessage, text: str) -> BaseMessage:
@@ -91,11 +96,19 @@ class ResultShortener:
 
     counter: TokenCounter
     reader: str | None = None
+    _sizes: dict[int, tuple[BaseMessage, int]] = field(default_factory=dict)
     _lines: dict[int, tuple[BaseMessage, BaseMessage, int]] = field(default_factory=dict)
 
     def size(self, message: BaseMessage) -> int:
-        """Count the tokens of a message."""
-        return count_tokens([message], self.counter)[0]
+        """Count the tokens of a message, each message once."""
+        if id(message) not in self._sizes:
+            # The message is kept as well, so that no other one gets its identity.
+            self._sizes[id(message)] = (message, count_tokens([message], self.counter)[0])
+        return self._sizes[id(message)][1]
+
+    def sizes(self, messages: Sequence[BaseMessage]) -> list[int]:
+        """Count the tokens of each message."""
+        return [self.size(message) for message in messages]
 
     def line(self, message: BaseMessage, size: int) -> tuple[BaseMessage, int]:
         """Return a result of `size` tokens as one line, and the tokens of that; unchanged where nothing is saved."""
@@ -103,7 +116,7 @@ class ResultShortener:
             return message, size
         if id(message) not in self._lines:
             short = shortened(message, self.reader)
-            tokens = size if short is message else self.size(short)
+            tokens = size if short is message else count_tokens([short], self.counter)[0]
             if tokens >= size:
                 short, tokens = message, size
             self._lines[id(message)] = (message, short, tokens)
@@ -119,7 +132,7 @@ class ResultShortener:
             # Text is not equally dense: aim a little lower with each try.
             most = min(most * 9 // 10, most * room * 9 // (tokens * 10))
             cut = cut_in_the_middle(message, most, self.reader)
-            tokens = self.size(cut)
+            tokens = count_tokens([cut], self.counter)[0]
         line, least = self.line(message, size)
         return (cut, tokens) if least < tokens <= room else (line, least)
 
@@ -162,7 +175,7 @@ def fit_loop(
     *,
     lead: int,
     low: float = 0.6,
-) -> list[BaseMessage]:
+) -> tuple[list[BaseMessage], int]:
     """Fit an agent's run into `room` tokens: its input stays, and of its loop what is oldest becomes short.
 
     Whenever the loop outgrows its room, old tool results are shown as one line each, down to `low` of the room. Only
@@ -179,11 +192,12 @@ def fit_loop(
         low: Share of the room that a step leaves.
 
     Returns:
-        The messages to show, in order; no call without its results, and no result without its call.
+        The messages to show, in order, and their tokens; no call without its results, and no result without its call.
     """
     if sum(sizes) <= room:
-        return list(messages)
-    room -= sum(sizes[:lead])
+        return list(messages), sum(sizes)
+    asked = sum(sizes[:lead])
+    room -= asked
     starts = [lead + start for start in group_starts(messages[lead:])]
     # What the model was shown before is found again by going through the run from its beginning, so nothing has to be
     # remembered between two calls, and another process that goes on with the run shows the same.
@@ -211,4 +225,5 @@ def fit_loop(
                 total -= groups[first].size
                 first += 1
                 shortened_groups = max(shortened_groups, first)
-    return [*messages[:lead], *(message for group in groups[first:] for message in group.messages)]
+    shown = [message for group in groups[first:] for message in group.messages]
+    return [*messages[:lead], *shown], asked + total

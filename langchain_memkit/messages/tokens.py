@@ -384,7 +384,12 @@ def tool_schemas(tools: Sequence[dict[str, Any] | type | Callable[..., Any] | Ba
         return ""
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
-    schemas = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
+    schemas: list[Any] = []
+    for tool in tools:
+        try:
+            schemas.append(tool if isinstance(tool, dict) else convert_to_openai_tool(tool))
+        except Exception:  # noqa: BLE001  # a model may take what langchain-core does not know
+            schemas.append(str(tool))
     return json.dumps(schemas, ensure_ascii=False, default=str)
 
 

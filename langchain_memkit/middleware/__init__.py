@@ -144,7 +144,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 except ContextOverflowError as error:
                     shown = drive(self._shrunk(run, request, config, error))
                     response = handler(shown)
-            drive(self._measured(run, shown))
+            drive(self._measured(run, shown, config))
         except BaseException as error:
             drive(self._broken(request, config, error, run))
             raise
@@ -164,7 +164,7 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 except ContextOverflowError as error:
                     shown = await adrive(self._shrunk(run, request, config, error))
                     response = await handler(shown)
-            await adrive(self._measured(run, shown))
+            await adrive(self._measured(run, shown, config))
         except BaseException as error:
             await shielded(partial(self._broken, request, config, error, run))
             raise
@@ -289,11 +289,12 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
             self._schemas = list(tools), schemas
         return schemas
 
-    async def _measured(self, run: Run, shown: Request) -> None:
+    async def _measured(self, run: Run, shown: Request, config: RunnableConfig) -> None:
         """Measure what the model really held: other middleware may have added to the request since."""
         call = run.recorder.composed_for
         if call is not None:
-            await self._options.prompt.measure(run.context, shown.messages, call)
+            inside = runs.config_of_turn(config, run.session.history, run.context)
+            await self._options.prompt.measure(run.context, shown.messages, call, inside)
 
     async def _shrunk(self, run: Run, request: Request, config: RunnableConfig, error: ContextOverflowError) -> Request:
         """Rebuild the request with less of the past after a context overflow, or raise its error."""

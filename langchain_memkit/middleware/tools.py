@@ -34,6 +34,7 @@ CallId: TypeAlias = Annotated[str, Field(description="The call_id that stands in
 Word: TypeAlias = Annotated[
     str | None, Field(description="Give only the lines that hold this word or phrase; without it all of the result.")
 ]
+Start: TypeAlias = Annotated[int, Field(description="The character to begin at, 0 for the first.", ge=0)]
 Query: TypeAlias = Annotated[str, Field(description="What to look for, in a few words.")]
 
 
@@ -94,14 +95,14 @@ READ_RESULT = "read_result"
 def result_reader(turns: AgentTurns) -> BaseTool:
     """Return the tool that gives a shortened tool result of this session and user in full, or some of its lines."""
 
-    async def read_result(call_id: CallId, runtime: ToolRuntime, word: Word = None) -> str:
+    async def read_result(call_id: CallId, runtime: ToolRuntime, word: Word = None, start: Start = 0) -> str:
         result = _result_of(_own_messages(runtime.state), call_id)
         if result is None:
             result = await _stored_result(turns, call_id, runtime)
         if result is None:
             raise ToolException(f"There is no result of a call with the id {call_id[:MAX_TITLE]!r}.")
         text = message_text(result)
-        return text if not word else lines_with(text, word)
+        return page_of(lines_with(text, word) if word else text, start)
 
     return _tool(read_result, "Read a shortened result of an earlier tool call again.")
 
@@ -126,9 +127,9 @@ def _result_of(messages: list[BaseMessage], call_id: str) -> ToolMessage | None:
 
 
 async def _stored_result(
-    turns: AgentTurns, call_id: str, runtime: ToolRuntime, *, page: int = 50
+    turns: AgentTurns, call_id: str, runtime: ToolRuntime, *, page: int = 50, pages: int = 40
 ) -> ToolMessage | None:
-    """Search the transcript of the session for the result of a call, the newest turns first."""
+    """Search the newest turns of the session's transcript, at most so many pages, for the result of a call."""
     session = await turns.bind(ids_of_call(runtime.config, runtime.context))
     history = session.history
     end = 0
@@ -138,7 +139,9 @@ async def _stored_result(
     if not end:  # a layout without positions, or a history of another package
         view = await load_history(history, None, runtime.config, native=session.native)
         return _result_of(list(view.messages), call_id)
-    while end > 0:
+    for _ in range(pages):
+        if end <= 0:
+            break
         begin = max(end - page, 0)
         for turn in reversed(await turns_between(history, begin, end + 1)):
             result = _result_of(turn.messages, call_id)
@@ -146,6 +149,20 @@ async def _stored_result(
                 return result
         end = begin
     return None
+
+
+def page_of(text: str, start: int, *, most: int = 6000) -> str:
+    r"""Return at most `most` characters of a text, from a character on, and where it goes on.
+
+    Example:
+        >>> page_of("Tea at five.", 0, most=3)
+        'Tea\n[9 more characters: give start=3.]'
+    """
+    end = start + most
+    left = len(text) - end
+    if start and start >= len(text):
+        raise ToolException(f"start={start} is beyond the end: there are {len(text)} characters.")
+    return text[start:end] if left <= 0 else f"{text[start:end]}\n[{left:,} more characters: give start={end}.]"
 
 
 def lines_with(text: str, word: str, *, around: int = 200) -> str:

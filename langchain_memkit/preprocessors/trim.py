@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_memkit._sync import adrive, drive, event
 from langchain_memkit.base import CONTEXT, Messages, TokenCounter, TokenCounterLike, TurnContext, Window, check_one_of
 from langchain_memkit.errors import ConfigurationError, ContextTooLargeError
-from langchain_memkit.messages import tokens, trimming
+from langchain_memkit.messages import trimming
 from langchain_memkit.messages.results import SHORTENED, ResultShortener, fit_loop
 from langchain_memkit.messages.trimming import Kinds, MessageType, is_note, is_summary, leading_system_count
 from langchain_memkit.preprocessors import budget as budgets
@@ -85,7 +85,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         view = await self._view(report, own or follows, config)
 
         def fit() -> list[BaseMessage]:
-            kept = self._fitted(view, own, follows, report, context.reader)
+            kept = self._fitted(view, own, follows, report, context)
             for place, note in zip(places, notes, strict=True):  # back, with those of their records that fit
                 before = {id(m) for m in messages[:place]}
                 after = max((i for i, m in enumerate(kept, 1) if id(m) in before), default=leading_system_count(kept))
@@ -149,10 +149,20 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         room, spare = budget.room(config, given, follows[:lead], notes, in_loop=in_loop)
         if budget.counts_messages:
             return room, spare, 0
-        sizes = tokens.count_tokens(follows, budget.counter)
+        sizes = self._shortener(context).sizes(follows)
         room += sum(sizes[:lead])
         claimed = budget.claim(sizes, room) if in_loop else sum(sizes)
         return room - claimed, spare, claimed
+
+    def _shortener(self, context: TurnContext | None) -> ResultShortener:
+        """Return what shortens tool results: in an agent's run the same one for each call, since it counts once."""
+        if context is None:
+            return ResultShortener(self.budget.counter)
+        key = str(self.name)
+        if key not in context.shorteners:
+            context.shorteners[key] = ResultShortener(self.budget.counter, context.reader)
+        shortener: ResultShortener = context.shorteners[key]
+        return shortener
 
     async def _view(
         self, report: budgets.ContextReport, follows: Messages, config: RunnableConfig
@@ -166,15 +176,15 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         own: list[BaseMessage],
         follows: Messages,
         report: budgets.ContextReport,
-        reader: str | None,
+        context: TurnContext,
     ) -> list[BaseMessage]:
         if not own:
-            return self.trim(view, report.room, follows, report.spare, report)
+            return self.trim(view, report.room, follows, report.spare, report, context)
         if self.budget.counts_messages:
-            return [*self.trim(view, report.room, own, report.spare, report), *own]
+            return [*self.trim(view, report.room, own, report.spare, report, context), *own]
         lead = _input_length(own)
         room = report.room + report.claimed
-        return self._trim_run(view, own, lead, room, report.spare, report, reader)
+        return self._trim_run(view, own, lead, room, report.spare, report, context)
 
     def trim(
         self,
@@ -183,12 +193,13 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         follows: Messages = (),
         spare: int = 0,
         report: budgets.ContextReport | None = None,
+        context: TurnContext | None = None,
     ) -> list[BaseMessage]:
         """Return the newest messages within `room` tokens; `create_trim_preprocessor` describes what is kept.
 
         `follows` is what will come after them: a new question (then none of `messages` must be kept) or tool results
         (then their calls must be kept). What must be kept may use `spare` tokens more, which notes then have to give
-        up. The `report` is told by how much that is too long.
+        up. The `report` is told by how much that is too long; the `context` is that of the turn.
         """
         is_loop = not follows and bool(messages) and isinstance(messages[-1], trimming.RESULTS)
         if is_loop and not self.budget.counts_messages:
@@ -203,9 +214,16 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         asked = any(isinstance(m, HumanMessage) for m in follows)
         answers = list(takewhile(lambda m: isinstance(m, trimming.RESULTS), follows))
         if not answers:
-            return self._trim(messages, room, spare, asked=asked, report=report)
+            return self._trim(messages, room, spare, asked=asked, report=report, context=context)
         # Trim together with the tool results, which keeps their calls, then take the results off again.
-        kept = self._trim([*messages, *answers], room + self.budget.tokens(answers), spare, asked=asked, report=report)
+        kept = self._trim(
+            [*messages, *answers],
+            room + self.budget.tokens(answers),
+            spare,
+            asked=asked,
+            report=report,
+            context=context,
+        )
         end, given = trimming.trailing_results(kept, 0), {getattr(m, "tool_call_id", id(m)) for m in answers}
         return [*kept[:end], *(m for m in kept[end:] if getattr(m, "tool_call_id", id(m)) not in given)]
 
@@ -217,7 +235,7 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         room: int,
         spare: int,
         report: budgets.ContextReport | None,
-        reader: str | None = None,
+        context: TurnContext | None = None,
     ) -> list[BaseMessage]:
         """Return what fits of the past, and a run after it, whose loop is shortened if it outgrows the room.
 
@@ -226,22 +244,27 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         count = self.budget.tokens
         system = leading_system_count(past) if self._include_system else 0
         least = count(past[:system])
-        sizes = tokens.count_tokens(own, self.budget.counter)
-        results = ResultShortener(self.budget.counter, reader)
-        shown = fit_loop(own, sizes, room - least, results, lead=lead)
-        taken = count(shown)
+        results = self._shortener(context)
+        shown, taken = fit_loop(own, results.sizes(own), room - least, results, lead=lead)
         total = taken + least
         if total > room + spare:
             without = [m for i, m in enumerate(past) if i >= system or not is_summary(m)]
             if len(without) < len(past):
-                return self._trim_run(without, own, lead, room, spare, report, reader)
+                return self._trim_run(without, own, lead, room, spare, report, context)
             self._overflows(total, room + spare, report)
         left = room - (report.claimed if report is not None and report.claimed else taken)
-        kept = self.trim(past, left, shown, spare + room - left - taken, report) if past else []
+        kept = self.trim(past, left, shown, spare + room - left - taken, report, context) if past else []
         return [*kept, *shown]
 
     def _trim(
-        self, messages: Messages, room: int, spare: int, *, asked: bool, report: budgets.ContextReport | None
+        self,
+        messages: Messages,
+        room: int,
+        spare: int,
+        *,
+        asked: bool,
+        report: budgets.ContextReport | None,
+        context: TurnContext | None,
     ) -> list[BaseMessage]:
         budget = self.budget
         size = cache(budgets.token_sizes(messages, budget.counter))
@@ -252,20 +275,27 @@ class TrimPreprocessor(Runnable[Any, list[BaseMessage]]):
         if cut.start > lead and not budget.counts_messages:
             # Tool results give way before turns do. Those at the end the model is yet to see, if nothing new is asked.
             unseen = len(messages) if asked else trimming.trailing_results(messages, lead)
-            results = ResultShortener(budget.counter)
+            results = self._shortener(context)
 
             def line(i: int) -> tuple[BaseMessage, int]:
                 return (messages[i], size(i)) if i >= unseen else results.line(messages[i], size(i))
 
             cut = trimming.find_cut_point(messages, lambda i: line(i)[1], left, lead=lead, start_on=self._start_on)
-            shown = [*messages[: cut.start], *(line(i)[0] for i in range(cut.start, len(messages)))]
+            shown = list(messages)
+            free = left - sum(line(i)[1] for i in range(cut.start, len(messages)))
+            free -= 0 if cut.task is None else size(cut.task)
+            # The newest results stay whole as long as there is room for them.
+            for i in reversed(range(cut.start, len(messages))):
+                free -= size(i) - line(i)[1]
+                if free < 0:
+                    shown[i] = line(i)[0]
         start, task, fits = cut
         if asked and start >= len(messages):
             task = None  # a new question follows: drop an old one of whose answer nothing fits
         kept = [*messages[:lead], *(messages[task : task + 1] if task is not None else ()), *shown[start:]]
         whole = trimming.whole_tool_groups(kept)
         if self._start_on is not None and len(whole) < len(kept):  # the message to start on may have been dropped
-            return self._trim(whole, room, spare, asked=asked, report=report)
+            return self._trim(whole, room, spare, asked=asked, report=report, context=context)
         return whole if fits else self._least(whole, lead, room + spare, asked=asked, report=report)
 
     def _least(

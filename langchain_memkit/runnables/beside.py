@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,6 +14,7 @@ from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, Promp
 from langchain_core.runnables import RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 
+from langchain_memkit._lru import LRUCache
 from langchain_memkit.base import HistoryMessages, Messages, TurnContext
 from langchain_memkit.messages.tokens import count_schema_tokens, tool_schemas
 from langchain_memkit.preprocessors.budget import Budget
@@ -98,62 +100,77 @@ def model_window(model: object, *, usual: int = 32_000) -> int:
     return int(profile["max_input_tokens"]) if tells and profile else usual
 
 
-@dataclass(slots=True)
 class Measured:
-    """What calls of one chain or agent held beyond what was known of them: reserved from the next call on."""
+    """What calls of one chain or agent held beyond what was known of them: left free from a session's next call on."""
 
-    excess: int = 0
-    is_told: bool = False
-    is_long_told: bool = False
+    def __init__(self, *, sessions: int = 1000) -> None:
+        self._lock = threading.Lock()
+        self._excess = LRUCache[object, int](sessions)
+        self._is_told = False
+        self._is_long_told = False
 
-    def measure(self, budget: Budget, context: TurnContext, shown: Messages, call: Any) -> None:
+    def excess(self, place: object) -> int:
+        """Return the tokens that the last call of a session held beyond what was known of it.
+
+        For a session without a call it is the least of the others', since what middleware adds to one user's calls
+        says nothing of another's.
+        """
+        with self._lock:
+            known = self._excess.get(place)
+            return min(self._excess.values(), default=0) if known is None else known
+
+    def measure(self, place: object, budget: Budget, context: TurnContext, shown: Messages, call: Any) -> None:
         """Compare what a call was given with what was composed for it; say once that it was more than the budget.
 
         Args:
+            place: The user and the session.
             budget: The budget of the preprocessor.
             context: What was known of the call.
             shown: The messages that were composed.
             call: The call, as the recorder of the turn kept it, with the messages `given` and the `tools`.
         """
-        known = [*shown, *context.beside, *context.asked]
-        same = {id(message) for message in known}
-        texts = {(message.type, str(message.text)) for message in known}
-        added = [m for m in call.given if id(m) not in same and (m.type, str(m.text)) not in texts]
-        more = budget.tokens(added)
-        if added and not context.in_run:  # the input, which the prompt of a chain may have put into other words
-            found = {(message.type, str(message.text)) for message in call.given}
-            more -= budget.tokens([m for m in context.asked if (m.type, str(m.text)) not in found])
-        if call.tools:
-            schemas = count_schema_tokens(tool_schemas(call.tools), budget.counter)
-            more += schemas - count_schema_tokens(context.schemas or "", budget.counter)
-        self.excess = max(more, 0)
-        over = any(report.over for report in context.reports.values())
-        if self.is_told or not (self.excess or over):
-            return
+        # What is the same on both sides needs not be counted.
+        known = [*shown, *context.beside]
+        added, changed = _but(call.given, known), _but(known, call.given)
         schemas = count_schema_tokens(tool_schemas(call.tools), budget.counter)
+        more = budget.tokens(added) - budget.tokens(changed)
+        more += schemas - count_schema_tokens(context.schemas or "", budget.counter)
+        excess = max(more, 0)
+        over = any(report.over for report in context.reports.values())
+        with self._lock:
+            self._excess.put(place, excess)
+            if self._is_told or not (excess or over):
+                return
         held = budget.tokens(call.given) + schemas + budget.reserve_tokens
         if held <= budget.max_tokens:
             return
-        self.is_told = True
+        self._is_told = True
         why = "system prompt, tools, the new input and what else has to be shown take more than that"
         if not over:
             why = (
-                f"{self.excess} of them were added after the prompt was composed. From the next call on room is left "
+                f"{excess} of them were added after the prompt was composed. From the next call on room is left "
                 "for them; reserve_tokens= leaves it from the first"
             )
         logger.warning("a call of the model held %d tokens of max_tokens=%d: %s", held, budget.max_tokens, why)
 
     def check_length(self, past: Sequence[BaseMessage], model: object) -> None:
         """Say once that a history alone, of which nothing is left out, is longer than the model takes."""
-        if self.is_long_told or not isinstance(past, HistoryMessages):
+        if self._is_long_told or not isinstance(past, HistoryMessages):
             return
         window = model_window(model)
         length = sum(past.tokens)
         if length > window:
-            self.is_long_told = True
+            self._is_long_told = True
             logger.warning(
                 "a history of %d tokens is given to a model that takes %d: max_tokens= of the chain, or of the "
                 "middleware, leaves out what is oldest",
                 length,
                 window,
             )
+
+
+def _but(messages: Messages, others: Messages) -> list[BaseMessage]:
+    """Return the messages that are not among the others, by identity or by type and text."""
+    same = {id(message) for message in others}
+    texts = {(message.type, str(message.text)) for message in others}
+    return [m for m in messages if id(m) not in same and (m.type, str(m.text)) not in texts]

@@ -348,7 +348,7 @@ class PromptBuilder:
         asked, budgets, remarks = [*context.asked], budgets_of(self.preprocessor), list[str]()
         past: Any = context.past
         context.in_run = in_run and bool(budgets)
-        context.excess = self.measured.excess
+        context.excess = self.measured.excess(_place(config))
         if (chain := self.preprocessor) is not None:
             # The preprocessor sets room aside for the largest possible note: which records repeat the past is known
             # only once that is cut.
@@ -366,12 +366,15 @@ class PromptBuilder:
         context.settled = True
         return past, asked, note
 
-    async def measure(self, context: TurnContext, shown: Sequence[BaseMessage], call: Any) -> None:
+    async def measure(
+        self, context: TurnContext, shown: Sequence[BaseMessage], call: Any, config: RunnableConfig
+    ) -> None:
         """Compare what a model was given with what was composed, so that the next call has room for the difference."""
         counting = [budget for budget in budgets_of(self.preprocessor) if not budget.counts_messages]
         if counting:
             budget = min(counting, key=lambda each: each.max_tokens)
-            await budget.counting(lambda: self.measured.measure(budget, context, shown, call))
+            place = _place(config)
+            await budget.counting(lambda: self.measured.measure(place, budget, context, shown, call))
 
     async def shrink(self, context: TurnContext, config: RunnableConfig, error: ContextOverflowError) -> None:
         """Scale the budget down for one retry after a context overflow, or raise the model's error."""
@@ -380,6 +383,15 @@ class PromptBuilder:
         logger.warning("the model was given more than its context holds; trying once with %d%%", 100 * SMALLER)
         await event(config, "memkit_context_overflow", {"error": type(error).__name__, "scale": SMALLER})
         context.scale = SMALLER
+
+
+def _place(config: RunnableConfig) -> tuple[Any, Any]:
+    """Return user and session of a turn."""
+    configurable = config.get("configurable") or {}
+    history = configurable.get("message_history")
+    session_id = configurable.get("session_id", configurable.get("thread_id"))
+    user_id = getattr(history, "user_id", None) or configurable.get("user_id")
+    return user_id, getattr(history, "session_id", None) or session_id
 
 
 def memory_entries(entries: Any) -> list[Any]:

@@ -286,7 +286,7 @@ class HistoryTurn(Runnable[Any, Any]):
         call = turn.recorder.composed_for
         if call is not None and self.preprocessor is not None and not dry_run.get():
             context = turn.config["configurable"][CONTEXT]
-            await self._options.prompt.measure(context, turn.recorder.shown, call)
+            await self._options.prompt.measure(context, turn.recorder.shown, call, turn.config)
         if not (self.watched and turn.before) or dry_run.get():
             return
         verdict = past_verdict(turn.recorder.answering, turn.before, turn.asked)

@@ -317,3 +317,100 @@ def test_a_long_history_without_a_limit(histories: Any, run: Styles, caplog: pyt
         run(agent, asking("And now?"), CONFIG)
     assert len(re.findall(r"a history of 37\d{3} tokens is given to a model that takes 32000", caplog.text)) == 1
     asyncio.run(histories.aclose())
+
+
+@pytest.mark.parametrize("changes", ["a space", "another system prompt"])
+def test_what_other_middleware_replaces_is_no_excess(histories: Any, run: Styles, changes: str) -> None:
+    """Messages that are changed on their way are not counted as added: each call is given as much of the past."""
+
+    class Changes(AgentMiddleware[Any, Any]):
+        def changed(self, request: Any) -> Any:
+            if changes == "a space":
+                messages = [m.model_copy(update={"content": f"{m.text} "}) for m in request.messages]
+                return request.override(messages=messages)
+            return request.override(system_message=SystemMessage("Be short. " * 40))
+
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            return handler(self.changed(request))
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            return await handler(self.changed(request))
+
+    for n in range(60):
+        histories("s1", "u1").add_messages([*asking_of(n)])
+    model = Scripted()
+    ours = MessageHistoryMiddleware(histories, max_tokens=1500)
+    agent = create_agent(model, [], middleware=[ours, Changes()], system_prompt="Be kind. " * 40)
+    for text in ("One?", "Two?", "Three?", "Four?"):
+        run(agent, asking(text), CONFIG)
+    held = [approximate_tokens(call) for call in model.calls]
+    assert min(held) > 1300
+    assert max(held[1:]) <= 1500
+
+
+def test_what_is_added_for_one_user_costs_no_other(histories: Any, run: Styles) -> None:
+    """Documents that a middleware adds to the calls of one user take no room from another's past."""
+
+    class ForAdmins(AgentMiddleware[Any, Any]):
+        def changed(self, request: Any) -> Any:
+            added = [HumanMessage("document " * 3000)] if request.messages[-1].text.startswith("Admin") else []
+            return request.override(messages=[*added, *request.messages])
+
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            return handler(self.changed(request))
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            return await handler(self.changed(request))
+
+    model = Scripted()
+    agent = create_agent(model, [], middleware=[MessageHistoryMiddleware(histories, max_tokens=1500), ForAdmins()])
+    for user, text in (("bob", "I am Bob."), ("admin", "Admin?"), ("bob", "Who am I?"), ("carol", "I am Carol.")):
+        run(agent, asking(text), {"configurable": {"session_id": user, "thread_id": user, "user_id": user}})
+    assert model.calls[2][0].text == "I am Bob."
+    assert len(model.calls[3]) == 1
+
+
+def test_a_long_result_is_read_in_pieces(histories: Any, run: Styles) -> None:
+    """Each piece says where the next one begins, and a result of the tool is never said to be read by itself."""
+    text = "".join(f"[{n}]" for n in range(4000))
+
+    def page(n: int) -> str:
+        """Returns a page."""
+        return text
+
+    starts = [0, 6000, 12_000, 18_000]
+    calls = [
+        AIMessage("", tool_calls=[{"name": "read_result", "args": {"call_id": "c", "start": start}, "id": f"r{start}"}])
+        for start in starts
+    ]
+    first = AIMessage("", tool_calls=[{"name": "page", "args": {"n": 0}, "id": "c"}])
+    model = Scripted(script=[first, *calls, DONE])
+    ours = MessageHistoryMiddleware(histories, max_tokens=3000, read_results=True)
+    run(create_agent(model, [page], middleware=[ours]), asking("Read it."), CONFIG)
+    stored = [m.text for m in histories("s1", "u1").messages if isinstance(m, ToolMessage) and m.name == "read_result"]
+    assert stored[0].endswith(f"\n[{len(text) - 6000:,} more characters: give start=6000.]")
+    assert "".join(piece.partition("\n")[0] for piece in stored) == text
+    assert re.search(r'left out here\. read_result\(call_id="c", start=\d+\) shows them', model.calls[1][-1].text)
+    shown = [m.text for call in model.calls for m in call if isinstance(m, ToolMessage)]
+    assert not any('call_id="r' in each for each in shown)
+
+
+def test_results_of_past_turns_give_way_from_the_oldest(histories: Any, run: Styles) -> None:
+    """As much as fits stays whole, the newest first, and what is shortened can be read again."""
+    for n in range(10):
+        call: Any = {"name": "page", "args": {"n": n}, "id": f"page-{n}"}
+        result = ToolMessage(f"Page {n}. " + "word " * 400, name="page", tool_call_id=f"page-{n}")
+        histories("s1", "u1").add_messages(
+            [HumanMessage(f"Page {n}?"), AIMessage("", tool_calls=[call]), result, AIMessage("Read.")]
+        )
+    model = Scripted()
+    agent = create_agent(
+        model, [], middleware=[MessageHistoryMiddleware(histories, max_tokens=4000, read_results=True)]
+    )
+    run(agent, asking("And now?"), CONFIG)
+    shown = [m.text for m in model.calls[0] if isinstance(m, ToolMessage)]
+    whole = [text.startswith("Page") for text in shown]
+    assert whole == sorted(whole)
+    assert 4 <= sum(whole) <= 8
+    assert re.search(r'\. read_result\(call_id="page-\d"\) shows them\.\]$', shown[0])
+    assert 3500 < approximate_tokens(model.calls[0]) <= 4000
