@@ -250,6 +250,17 @@ def test_later_summary_of_what_was_erased(
     assert len(model.shown) == 23
 
 
+def test_later_summary_of_two_users(history_of: Any, run: Any, place: str) -> None:
+    """A user who comes back sees all of their own turns, though a summary stands for those of both."""
+    model = Scripted()
+    agent = summarizing(history_of, place, model)
+    talk(run, agent, ["q0"])
+    run(agent, asking("my pin is 4711"), OTHER)
+    talk(run, agent, [f"q{i}" for i in range(1, 8)])
+    assert not [text for text in model.shown if "4711" in text or "SUM" in text]
+    assert [text for text in model.shown if text.startswith("q")] == [f"q{i}" for i in range(8)]
+
+
 def test_later_summary_where_the_call_failed(history_of: Any, histories: Any, history: Any, run: Any) -> None:
     """A summary is stored, then the model fails, then another process goes on: the summary is not shown."""
     model = Scripted()
