@@ -43,14 +43,17 @@ from langchain_memkit.middleware.state import (
     State,
     found_in,
     in_log,
+    in_state_order,
     is_dialogue,
     is_foreign_summary,
     is_lost,
+    key_of,
     messages_in,
     missing_in,
     turn_started_at,
     unstored_start,
     with_positions,
+    with_void,
     within,
     written,
 )
@@ -180,6 +183,14 @@ class Run:
         older = [given[i] for i in past if is_dialogue(given[i])]
         return older, [given[i] for i in sorted(front)], own
 
+    def uncovered(self, own: Messages) -> list[BaseMessage]:
+        """Return the run's messages of a request with those in place of which the state has a void summary."""
+        covered = self.marker.get("covered", [])
+        if not covered:
+            return list(own)
+        shown = {*covered, *(m.id for m in own)}
+        return in_state_order([m for m in self.seen if m.id in shown], own)
+
     def _found(self, given: Messages) -> list[int | None]:
         """Return the positions of a request's messages in the state."""
         # With the ids of the state's messages it is those, though they may be edited and have no ids.
@@ -200,6 +211,8 @@ class Run:
         found = found_in(older, [read[i] for i in mine])
         copies = {mine[place]: m for m, place in zip(older, found, strict=True) if place is not None}
         removed = {*mine} - copies.keys()
+        covered = {*self.marker.get("covered", [])}
+        removed = {i for i in removed if read[i].id not in covered}
         for i in sorted(removed):
             if _is_partial(read, i) and i - 1 not in removed:  # the state never had it
                 removed.remove(i)
@@ -226,6 +239,7 @@ class Run:
         A message that disappears when a summary comes, or while later ones stay, was summarized or trimmed: it still
         belongs to the turn. Messages that disappear from the end were taken back and are not stored.
         """
+        self.marker = with_void(self.marker, self._state, messages)
         self._name(messages, apart=True)
         # Where the run begins is counted if messages have no ids, and another process may resume it.
         start = next((i for i, name in enumerate(self._names) if name is not None), len(messages))
@@ -514,10 +528,11 @@ class AgentTurns:
         then past, note and the run's own messages.
         """
         older, front, own = run.split(given)
+        own = run.uncovered(own)
         past, rest = run.past(older, {m.id for m in (*own, *run.own) if m.id})
         apps = {id(m) for m in (*front, *(m for m in rest if isinstance(m, SystemMessage)))}
-        erased = run.marker.get("void", [])
-        summary = [m for m in given if id(m) in apps and m.id not in erased]
+        erased = {*run.marker.get("void", [])}
+        summary = [m for m in given if id(m) in apps and key_of(m) not in erased]
         context, prompt = run.context, self.options.prompt
         run.recorder.composing = True
         context.asked, context.past, context.notes = [*summary, *own], past, []

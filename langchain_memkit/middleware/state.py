@@ -11,6 +11,7 @@ follow the state.
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class Marker(TypedDict):
     seq: int  # last position in the transcript of this branch of the thread
     skip: Ranges  # ranges of positions of branches that this thread left
     wrote: NotRequired[Ranges]  # ranges of positions that this thread wrote; markers of 0.2.0 lack it
-    void: NotRequired[list[str]]  # ids of system messages and summaries in the state when the session was cleared
+    void: NotRequired[list[str]]  # what was erased, or is another user's, and still in the state: see `with_void`
+    covered: NotRequired[list[str]]  # ids of messages in place of which the state has a void summary
 
 
 class HistoryState(AgentState[Any]):
@@ -237,6 +239,33 @@ def _words(message: BaseMessage) -> str:
     return f"{message.type} {calls} {message.content}"
 
 
+def key_of(message: BaseMessage) -> str:
+    """Return a message's id, or where it has none a digest of what it says."""
+    return message.id or hashlib.sha256(_words(message).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# -- what was erased, and is still in the state
+
+
+def with_void(marker: Marker, before: Messages, messages: Messages) -> Marker:
+    """Return the marker of a run whose state had other messages `before`, with what of the new ones is void.
+
+    After a clear, or when another user goes on, all that the state has before the input is void: what stands apart of
+    it is not shown. While any of it is there, all of LangChain's summaries are void, too, since they may be made of it.
+    What they stand for besides is shown as it is stored.
+    """
+    void = marker.get("void", [])
+    if not void:
+        return marker
+    held = {key_of(m) for m in messages}
+    summaries = {key_of(m) for m in messages if is_foreign_summary(m)} - {*void}
+    covered = marker.get("covered", [])
+    if summaries:
+        covered = [*covered, *(m.id for m in before if m.id and m.id not in held)]
+    void = [key for key in [*void, *sorted(summaries)] if key in held]
+    return {**marker, "void": void, "covered": covered if void else []}
+
+
 # -- what the transcript may not have
 
 
@@ -253,6 +282,7 @@ class NewMessages:
     first: int = 0  # position of the input
     named: list[BaseMessage] = field(default_factory=list)  # the messages from `start` on, each with an id
     void: list[str] = field(default_factory=list)
+    covered: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.start = unstored_start(self.messages, self.before)
@@ -261,7 +291,7 @@ class NewMessages:
         # lookup recognizes them, and a second attempt to store them changes nothing.
         namer = f"{self.turn_id}:before"
         if self.before is not None:
-            self.void = self.before.get("void", [])
+            self.void, self.covered = self.before.get("void", []), self.before.get("covered", [])
             namer = f"{self.before['turn_id']}:after" if self.before["done"] else self.before["turn_id"]
         self.named = with_turn_ids(self.messages[self.start :], [self.place], namer)
 
@@ -298,7 +328,7 @@ class NewMessages:
         if self.moved and not before["done"]:  # whose the messages in between are is unknown
             self.start = self.first
         self.named = with_turn_ids(self.messages[self.start :], [self.place], self.turn_id)
-        self.void = [m.id for m in self.messages[: self.first] if m.id and _is_apart(m)]
+        self.void, self.covered = [key_of(m) for m in self.messages[: self.first]], []
         self.before, self.seen = None, ()
 
     def left(self, known: set[str], view: HistoryView) -> list[BaseMessage]:
@@ -357,12 +387,8 @@ class NewMessages:
             skip=skip,
             wrote=written(self.before, view, ids, self.messages),
             void=self.void,
+            covered=self.covered,
         )
-
-
-def _is_apart(message: BaseMessage) -> bool:
-    """Return whether a message stands in front of the prompt if only the state has it."""
-    return isinstance(message, SystemMessage) or is_foreign_summary(message)
 
 
 def in_log(messages: Messages, known: set[str], view: HistoryView) -> list[bool]:

@@ -216,16 +216,115 @@ def test_summary_of_langchain_is_erased(history_of: Any, history: Any, run: Any)
     assert model.shown == ["q4"]
 
 
+OTHER: Any = {"configurable": {**CONFIG["configurable"], "user_id": "u2"}}
+SHORT: Any = {"trigger": ("messages", 6), "keep": ("messages", 2)}
+
+
+def said_so_far(messages: list[Any]) -> str:
+    """Sums up by repeating the prompt, which holds what is summed up."""
+    return f"SUM {messages[-1].text}"
+
+
+def summarizing(history_of: Any, place: str, model: Any, tools: Any = ()) -> Any:
+    """An agent whose state LangChain sums up, again and again."""
+    summarize: Any = SummarizationMiddleware(Scripted(script=[said_so_far] * 30), **SHORT)
+    return saved(beside(history_of, [summarize], place), model, tools)
+
+
+@pytest.mark.parametrize("how", ["clear", "purge", "another user"])
+def test_later_summary_of_what_was_erased(
+    history_of: Any, histories: Any, history: Any, run: Any, how: str, place: str
+) -> None:
+    """The state holds what was erased, so summaries that are made later hold it too: the model sees what is stored."""
+    model = Scripted()
+    agent = summarizing(history_of, place, model)
+    talk(run, agent, ["my pin is 4711"])
+    config = OTHER if how == "another user" else CONFIG
+    if config is CONFIG:
+        emptied(history, histories, how)
+    for i in range(12):
+        run(agent, asking(f"q{i}"), config)
+        assert not [text for text in model.shown if "4711" in text or "SUM" in text]
+    assert any("4711" in m.text for m in messages_of(agent))
+    assert [text for text in model.shown if text.startswith("q")] == [f"q{i}" for i in range(12)]
+    assert len(model.shown) == 23
+
+
+def test_later_summary_of_two_users(history_of: Any, run: Any, place: str) -> None:
+    """A user who comes back sees all of their own turns, though a summary stands for those of both."""
+    model = Scripted()
+    agent = summarizing(history_of, place, model)
+    talk(run, agent, ["q0"])
+    run(agent, asking("my pin is 4711"), OTHER)
+    talk(run, agent, [f"q{i}" for i in range(1, 8)])
+    assert not [text for text in model.shown if "4711" in text or "SUM" in text]
+    assert [text for text in model.shown if text.startswith("q")] == [f"q{i}" for i in range(8)]
+
+
+def test_later_summary_where_the_call_failed(history_of: Any, histories: Any, history: Any, run: Any) -> None:
+    """A summary is stored, then the model fails, then another process goes on: the summary is not shown."""
+    model = Scripted()
+    agent = summarizing(history_of, "first", model)
+    talk(run, agent, ["my pin is 4711", "what?"])
+    history.clear()
+    talk(run, agent, ["q0"])
+    model.script = [RuntimeError("down")]
+    with pytest.raises(RuntimeError, match="down"):
+        run(agent, asking("q1"), CONFIG)
+    assert any("SUM" in m.text for m in messages_of(agent))
+    again = summarizing(MessageHistoryMiddleware(histories), "first", model)
+    again.checkpointer = agent.checkpointer
+    talk(run, again, ["q2", "q3"])
+    assert not [text for text in model.shown if "4711" in text or "SUM" in text]
+
+
+def test_later_summary_within_a_run(history_of: Any, history: Any, run: Any, place: str) -> None:
+    """A run whose own question is summed up together with what was erased keeps its question and its calls."""
+    calls = [calling(("look_up", {"word": str(i)})) for i in range(4)]
+    model = Scripted(script=["ok", *calls, "done"])
+    agent = summarizing(history_of, place, model, [look_up])
+    talk(run, agent, ["my pin is 4711"])
+    history.clear()
+    talk(run, agent, ["look all up"])
+    results = [text for i in range(4) for text in ("", f"{i} is a word")]
+    assert model.shown == ["look all up", *results]
+    talk(run, agent, ["and?"])
+    assert model.shown == ["look all up", *results, "done", "and?"]
+
+
+def test_what_the_app_removed_under_a_void_summary(history_of: Any, history: Any, run: Any, place: str) -> None:
+    """What the app itself removed does not come back when a summary is not shown."""
+    model = Scripted()
+    agent = summarizing(history_of, place, model)
+    talk(run, agent, ["my pin is 4711"])
+    history.clear()
+    talk(run, agent, ["my card is 4111"])
+    agent.update_state(CONFIG, {"messages": [RemoveMessage(messages_of(agent)[-2].id)]})
+    talk(run, agent, [f"q{i}" for i in range(4)])
+    assert [text for text in model.shown if text[0] in "mqS"] == ["q0", "q1", "q2", "q3"]
+
+
+def test_summary_once_nothing_erased_is_left(history_of: Any, history: Any, run: Any, place: str) -> None:
+    """A summary that is made after the app took out of the state what was erased is shown."""
+    model = Scripted()
+    agent = summarizing(history_of, place, model)
+    talk(run, agent, ["my pin is 4711"])
+    history.clear()
+    agent.update_state(CONFIG, {"messages": [RemoveMessage(m.id) for m in messages_of(agent)]})
+    talk(run, agent, [f"q{i}" for i in range(4)])
+    assert "SUM" in model.shown[0]
+    assert "q0" not in model.shown
+
+
 def test_of_another_user(histories: Any, history_of: Any, history: Any, run: Any) -> None:
     """A thread that another user goes on with shows and stores nothing of the first one's, though its end is gone."""
     model = Scripted()
     agent = saved([history_of, OwnSummary(SystemMessage)], model)
     talk(run, agent, ["q0", "q1", "q2", "q3"])
     agent.update_state(CONFIG, {"messages": [RemoveMessage(messages_of(agent)[-1].id)]})
-    other: Any = {"configurable": {**CONFIG["configurable"], "user_id": "u2"}}
-    run(agent, asking("hello"), other)
+    run(agent, asking("hello"), OTHER)
     assert rows(histories("s1", "u2")) == [["hello", "ok 5"]]
-    run(agent, asking("more"), other)
+    run(agent, asking("more"), OTHER)
     assert rows(histories("s1", "u2")) == [["hello", "ok 5"], ["more", "ok 6"]]
     assert [text for text in model.shown if not text.startswith("summary")] == ["hello", "ok 5", "more"]
 
@@ -433,3 +532,28 @@ def test_redacted_in_a_state_without_ids(histories: Any, history: Any, run: Any)
     talk(run, agent, ["4111", "more 4111", "then"])
     assert model.shown == ["4111", "ok 1", "more 4111", "ok 2", "then"]
     assert [m.text for m in history.messages] == ["[card]", "ok 1", "more [card]", "ok 2", "then", "ok 3"]
+
+
+class AddedState(AgentState[Any]):
+    """Which keeps all, without ids."""
+
+    messages: Required[Annotated[list[Any], operator.add]]
+
+
+@pytest.mark.parametrize("how", ["clear", "another user"])
+@pytest.mark.parametrize("kind", ["system", "summary"])
+def test_erased_from_a_state_without_ids(history_of: Any, history: Any, run: Any, how: str, kind: str) -> None:
+    """A system message or a summary without an id is not shown after a clear, or to another user; what is new is."""
+    origin = {"lc_source": "summarization"}
+    secret: Any = SystemMessage("pin 4711") if kind == "system" else HumanMessage("4711", additional_kwargs=origin)
+    model = Scripted()
+    agent = saved([history_of], model, state_schema=AddedState)
+    run(agent, {"messages": [secret, HumanMessage("hi")]}, CONFIG)
+    assert "4711" in model.shown[0]
+    if how == "clear":
+        history.clear()
+    config = OTHER if how == "another user" else CONFIG
+    run(agent, {"messages": [SystemMessage("be brief"), HumanMessage("hi")]}, config)
+    assert model.shown == ["be brief", "hi"]
+    run(agent, asking("more"), config)
+    assert model.shown == ["be brief", "hi", "ok 2", "more"]
