@@ -6,11 +6,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timezone, tzinfo
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo, available_timezones
 
 from langchain_memkit._sync import call_user_function
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, logger
 
 Zone: TypeAlias = str | tzinfo | None
 TimezoneOfUser: TypeAlias = Callable[[str], Zone | Awaitable[Zone]]
@@ -68,18 +69,40 @@ def named_timezone(name: str) -> tzinfo:
 async def timezone_of_user(given: tzinfo | TimezoneOfUser | None, user_id: str | None) -> tzinfo | None:
     """Return the zone that a checked `timezone` argument gives to a user; None for the default.
 
-    A function is not called if there is no user.
+    A function is not called if there is no user. One that fails, or returns no zone, is logged and gives the default:
+    how days are worded must not cost the answer. Only one that can never work here, async in sync code, is refused.
     """
     if given is None or isinstance(given, tzinfo):
         return given
     if user_id is None:
         return None
-    found: Any = await call_user_function(given, user_id, name="timezone")
-    if callable(found):
-        msg = f"the timezone function must return a name, a tzinfo or None, not a {type(found).__name__}"
-        raise ConfigurationError(msg)
-    zone: Any = check_timezone(found)
-    return zone  # type: ignore[no-any-return]  # no function, as was just seen
+    try:
+        found: Any = await call_user_function(given, user_id, name="timezone")
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001  # of the app's function
+        report_failure(type(error).__name__)
+        return None
+    try:
+        zone = check_timezone(found)
+    except ConfigurationError as error:
+        report_failure(type(error).__name__)
+        return None
+    if zone is None or isinstance(zone, tzinfo):
+        return zone
+    report_failure(f"it returned a {type(zone).__name__}")
+    return None
+
+
+@lru_cache(maxsize=64)
+def report_failure(problem: str) -> None:
+    """Log once in a process that a `timezone` function has failed in some way; without user id or text."""
+    logger.warning(
+        "a timezone= function failed (%s), so days are told in the default zone, UTC if there is no other. It must "
+        'return a name as "Australia/Sydney", a tzinfo, or None. If no name is found, this machine may lack time '
+        "zone data: pip install tzdata. This is said once",
+        problem,
+    )
 
 
 async def timezone_of_query(given: tzinfo | TimezoneOfUser | None, user_id: str, query: str) -> tzinfo:

@@ -536,11 +536,12 @@ class AgentTurns:
         context, prompt = run.context, self.options.prompt
         run.recorder.composing = True
         context.asked, context.past, context.notes = [*summary, *own], past, []
-        context.timezone = run.session.timezone
         inside = config_of_turn(config, run.session.history, context)
         # Memories are loaded once per run, so that later calls of the same run see the same note.
         if run.loaded is None:
-            run.loaded = await prompt.load(run.session, run.view._replace(messages=past), own, inside)
+            context.timezone = await prompt.timezone_of(run.session)
+            view = run.view._replace(messages=past)
+            run.loaded = await prompt.load(run.session, view, own, inside, context.timezone)
         kept, asked, note = await prompt.compose(context, run.loaded, inside, in_run=True)
         own = asked[len(summary) :]
         # Providers refuse incomplete tool groups; the last one is kept if the run begins with its results.

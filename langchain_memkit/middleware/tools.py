@@ -18,7 +18,7 @@ from langchain_memkit.base import HistoryView
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.messages.text import message_text, one_line
-from langchain_memkit.middleware.run import AgentTurns, RunHandle, ids_of_call
+from langchain_memkit.middleware.run import AgentTurns, Run, RunHandle, ids_of_call
 from langchain_memkit.runnables.session import BoundSession
 
 NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
@@ -68,7 +68,10 @@ def memory_tools(turns: AgentTurns) -> list[BaseTool]:
         asked = HumanMessage(_checked(query, "query", MAX_TEXT))
         # The model sees the conversation anyway, so memories search without it.
         nothing = HistoryView([], epoch=(runtime.state.get("memkit_turn") or {}).get("epoch", 0))
-        if note := compose_notes(await prompt.load(session, nothing, [asked], runtime.config)):
+        run = _run_of(runtime.state)
+        is_known = run is not None and run.loaded is not None  # else the run goes on in another process
+        zone = run.context.timezone if run and is_known else await prompt.timezone_of(session)
+        if note := compose_notes(await prompt.load(session, nothing, [asked], runtime.config, zone)):
             return str(note.text)
         titles: list[str] = await Step(notes.titles, notes.atitles)
         known = "; ".join(one_line(title) for title in titles[:SHOWN_TITLES])
@@ -112,12 +115,18 @@ def _own_messages(state: Any) -> list[BaseMessage]:
 
     A state may still hold what was erased from the transcript since.
     """
-    handle = state.get("memkit_run")
-    if not isinstance(handle, RunHandle):
+    run = _run_of(state)
+    if run is None:
         return []
-    current = handle.run.own
+    current = run.own
     known = {message.id for message in current}
-    return [*(message for message in handle.run.seen if message.id not in known), *current]
+    return [*(message for message in run.seen if message.id not in known), *current]
+
+
+def _run_of(state: Any) -> Run | None:
+    """Return the run of the agent's state; None if another process has begun it."""
+    handle = state.get("memkit_run")
+    return handle.run if isinstance(handle, RunHandle) else None
 
 
 def _result_of(messages: list[BaseMessage], call_id: str) -> ToolMessage | None:

@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._sync import Step
 from langchain_memkit.base import HistoryMessages, Position, Turn, TurnContext
+from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.messages.tokens import counter_name
 from langchain_memkit.preprocessors.prompt import Chunk, summary_message
 from langchain_memkit.preprocessors.summarizer import Summarizer, check_after
@@ -30,6 +31,11 @@ Advance: TypeAlias = Callable[[int], None]
 """Moves a progress bar on by some steps."""
 
 PAGE = 200  # turns that are read at a time
+STUCK = (
+    "the summary cannot be stored: others change this conversation or its summary all the time. Call summarize again "
+    "when they have ended, which goes on from what is stored; if that does not help, preprocessor.clear(history) "
+    "deletes the summaries of this conversation and none of its messages"
+)
 
 
 class ForwardReader:
@@ -111,16 +117,25 @@ class CatchingUp:
         done = begun.position.seq if begun and begun.position else 0
         return max(view.seq - done, 0) if view.seq else None
 
-    async def turns(self, advance: Advance) -> int:
-        """Summarize a conversation of a memkit history; return how many messages the model has read."""
-        count = 0
-        while True:  # again when others have changed the conversation or its summary meanwhile
+    async def turns(self, advance: Advance, *, tries: int = 3) -> int:
+        """Summarize a conversation of a memkit history; return how many messages the model has read.
+
+        It begins anew when others have changed the conversation or its summary meanwhile, but ends after some tries in
+        which neither it nor they came any further, since each may cost a call of the model.
+        """
+        count, failed = 0, 0
+        before: SummaryRecord | None = None
+        while failed < tries:
             known = await self._begun()
             read = ForwardReader(self.history, self._scope, known.position if known else None)
             more, is_done = await self._go_on(read, known, advance)
             count += more
             if is_done:
                 return count
+            has_advanced = more > 0 or known != before
+            failed = 1 if has_advanced else failed + 1
+            before = known
+        raise HistoryConflictError(STUCK)
 
     async def _begun(self) -> SummaryRecord | None:
         """Return the record from which to go on: the whole one that reaches furthest and is not outdated."""

@@ -144,6 +144,7 @@ class HistoryPreprocessor(_sync.ClosingMixin, TrimPreprocessor):
 
         Raises:
             Exception: What the model raises: what was read before is stored.
+            HistoryConflictError: Others changed the conversation or its summary each time that one was to be stored.
             HistoryReadError, HistoryWriteError: The database failed.
 
         Example:

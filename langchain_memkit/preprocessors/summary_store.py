@@ -176,7 +176,12 @@ class SummariesBesideHistory(Summaries):
     async def latest(self, place: SummaryKey, *, unfinished: bool = False) -> SummaryRecord | None:
         """Return the record of the session, or None."""
         stored = await self._step(lambda: self._store.summary(self._scope, unfinished=unfinished))
-        return record_of(stored) if stored else None
+        if stored is None:
+            return None
+        record = record_of(stored)
+        if record is None:  # damaged, or of another version: no other one could take its place
+            await self.drop(place, stored)
+        return record
 
     async def add(
         self,

@@ -255,8 +255,8 @@ def create_runnable_with_message_history(
             `memkit_load_error`; `"raise"` raises a `MemoryReadError`; or a callable. A `ConfigurationError` is raised.
         timezone: The zone in which a user's days are meant: a name ("Australia/Sydney"), a tzinfo, or a function of the
             `user_id`, plain or async, called once a turn, that returns either or None. It decides which day the notes
-            say, and what "yesterday" and "on Tuesday" mean in questions. None: UTC. The note names the zone. A memory's
-            own `timezone=` wins.
+            say, and what "yesterday" and "on Tuesday" mean in questions. None: UTC, as for a function that fails, which
+            is logged once. The note names the zone. A memory's own `timezone=` wins.
         trace: Whether to store with each turn, in the same write, what its models were given: by message ids, with the
             texts of system prompts alone and the names of records (none of both if there is `before_save`), scores,
             tokens and times. Read it with `explain_stored_turn`; needs a history of memkit with layout "turns".

@@ -236,12 +236,12 @@ SMALLER = 0.7  # share of the budget that a retry after a context overflow uses
 
 
 class BoundSession(NamedTuple):
-    """A session's history, whether it is one of memkit's own, its further memories, and its user's time zone."""
+    """A session's history, whether it is one of memkit's own, its further memories, and its user."""
 
     history: Any
     native: bool
     memories: list[Memory]
-    timezone: tzinfo | None = None
+    user_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +277,11 @@ class PromptBuilder:
                     msg = f"memories[{i}] ({type(memory).__name__}) is bound to {of}: give its factory instead"
                     raise ConfigurationError(msg)
             bound.append(memory)
-        zone = await timezone_of_user(self.timezone, ids["user_id"])
-        return BoundSession(history, is_native(history), bound, zone)
+        return BoundSession(history, is_native(history), bound, ids["user_id"])
+
+    async def timezone_of(self, session: BoundSession) -> tzinfo | None:
+        """Return the time zone of a session's user, which may ask the app: once a turn."""
+        return await timezone_of_user(self.timezone, session.user_id)
 
     async def beside(self, memories: Sequence[Memory], *reads: Step[Any]) -> list[Any]:
         """Perform the reads of the history while the memories prefetch what they can; return what the reads return.
@@ -308,13 +311,18 @@ class PromptBuilder:
         return found
 
     async def load(
-        self, session: BoundSession, view: HistoryView, asked: Sequence[BaseMessage], config: RunnableConfig
+        self,
+        session: BoundSession,
+        view: HistoryView,
+        asked: Sequence[BaseMessage],
+        config: RunnableConfig,
+        zone: tzinfo | None,
     ) -> list[Record]:
-        """Load the records that the memories of a session hold for the new input.
+        """Load the records that the memories of a session hold for the new input, dated in the user's time zone.
 
         A memory that fails is handled by `on_load_error`, except for a `ConfigurationError`, which is always raised.
         """
-        memories, zone = session.memories, session.timezone
+        memories = session.memories
         if not memories:
             return []
         past, remarks = view.messages, list[str]()

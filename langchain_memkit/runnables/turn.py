@@ -189,11 +189,16 @@ class HistoryTurn(Runnable[Any, Any]):
     # -- the steps of a turn
 
     async def _open(
-        self, called_with: Any, config: RunnableConfig, scale: float = 1.0, recorder: TurnRecorder | None = None
+        self,
+        called_with: Any,
+        config: RunnableConfig,
+        earlier: TurnContext | None = None,
+        recorder: TurnRecorder | None = None,
     ) -> OpenTurn:
         """Check the ids, capture the input, load the past and compose the prompt. Nothing is stored.
 
-        `scale` is the share of the budget to use: less than 1 after a context overflow, when there is a `recorder`.
+        After a context overflow there are the context of the `earlier` call, whose `scale` is less than 1 then, and a
+        `recorder`.
         """
         wiring, prompt = self.wiring, self._options.prompt
         value, given = wiring.read(called_with)
@@ -208,7 +213,10 @@ class HistoryTurn(Runnable[Any, Any]):
         session = await prompt.bind(self._specs, configurable, history)
         check_replaces(configurable.get("replaces"), history)
         # The runnable finds the history where LangChain's class puts it.
-        context = TurnContext(scale=scale, settled=scale < 1, timezone=session.timezone)
+        if earlier is None:
+            context = TurnContext(timezone=await prompt.timezone_of(session))
+        else:
+            context = TurnContext(scale=earlier.scale, settled=True, timezone=earlier.timezone)
         config = {**config, "configurable": {**configurable, "message_history": history, CONTEXT: context}}
         view, given, known = await self._read(given, session, config)
         context.asked = asked = self._asked(given, known)
@@ -218,7 +226,7 @@ class HistoryTurn(Runnable[Any, Any]):
         else:
             context.beside = self.frame.beside(wiring.compose(value, [], asked), asked)
             context.schemas = self.frame.schemas
-        loaded = await prompt.load(session, view, asked, config)
+        loaded = await prompt.load(session, view, asked, config, context.timezone)
         asked_ids = {m.id for m in asked if m.id}
 
         async def composed() -> tuple[list[BaseMessage], list[BaseMessage]]:
@@ -309,7 +317,7 @@ class HistoryTurn(Runnable[Any, Any]):
             raise error
         context: TurnContext = turn.config["configurable"][CONTEXT]
         await self._options.prompt.shrink(context, turn.config, error)
-        again = await self._open(turn.called_with, turn.config, context.scale, turn.recorder)
+        again = await self._open(turn.called_with, turn.config, context, turn.recorder)
         # Turn id, epoch and new input stay those of the first attempt; only the prompt changes.
         made = {"shown": again.shown, "asked": again.asked, "input": again.input, "before": again.before}
         return replace(turn, **made, config=again.config)

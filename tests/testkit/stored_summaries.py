@@ -11,7 +11,9 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from langchain_memkit import create_history_preprocessor, create_runnable_with_message_history, explain_turn
-from langchain_memkit.base import purge_user
+from langchain_memkit.base import Position, purge_user
+from langchain_memkit.errors import HistoryConflictError
+from langchain_memkit.stores.history_rows import SessionScope, StoredSummary
 from langchain_memkit.testing.fakes import FakeChatModel
 from testkit.scribe import Scribe, marked, marks, talk
 from testkit.styles import Styles
@@ -27,6 +29,18 @@ def stored_turns(history: Any, number: int, words: int = 10, first: int = 0) -> 
     """Store turns of two messages each, whose numbers go on from `first`."""
     for i in range(first, first + 2 * number, 2):
         history.add_messages(talk(2, words, i))
+
+
+def stored_by_a_newer_version(history: Any, *, unfinished: bool) -> None:
+    """Store a summary of the whole session, in place of any other, in a form that this version cannot read."""
+    store, scope = history.turn_store, SessionScope(history.user_id, history.session_id)
+    last = list(history.iter_turns())[-1]
+    position = Position(last.epoch, last.seq, last.op, last.messages[-1].id)
+    summary = StoredSummary("newer", position, {"v": 2}, None)
+    there = store.run(store.summary(scope, unfinished=unfinished))
+    previous = there.id if there else None
+    flow = store.put_summary(scope, summary, previous=previous, turns=[], unfinished=unfinished)
+    assert store.run(flow)
 
 
 class StoredSummariesContract:
@@ -308,6 +322,34 @@ class StoredSummariesContract:
             shown = say("again?", Scribe())
             assert "FACT Nemo" in shown[0].text
             assert LEAVES_OUT not in shown[0].text
+
+    @pytest.mark.parametrize("unfinished", [True, False])
+    def test_summarize_replaces_what_it_cannot_read(
+        self, histories: Any, say: Any, raw: Any, run: Styles, unfinished: bool
+    ) -> None:
+        """A stored summary that is damaged, or of another version, makes room for one from the beginning."""
+        history = histories("s1", "u1")
+        stored_turns(history, 30)
+        stored_by_a_newer_version(history, unfinished=unfinished)
+        summarize, scribe = self.preprocessor(fail_on=[50])  # so that a loop without end fails
+        assert self.catch_up(summarize, history, run) == len(scribe.seen)
+        assert scribe.seen == list(range(len(scribe.seen)))
+        assert '"v": 2' not in raw()
+        assert "FACT Nemo" in say("and now?", Scribe())[0].text
+
+    def test_summarize_ends_where_it_cannot_go_on(self, histories: Any, raw: Any, run: Styles) -> None:
+        """Whoever's summary is replaced again and again is told so after a few calls of the model, and the way out."""
+        history = histories("s1", "u1")
+        stored_turns(history, 30)
+        summarize, scribe = self.preprocessor(fail_on=[50])
+        scribe.gate = lambda: stored_by_a_newer_version(history, unfinished=True)
+        with pytest.raises(HistoryConflictError, match=r"clear\(history\)"):
+            self.catch_up(summarize, history, run)
+        assert len(scribe.prompts) == 3
+        scribe.gate = None
+        summarize.clear(history)
+        assert raw() == ""
+        assert self.catch_up(summarize, history, run) > 0
 
     def test_cleared_by_the_preprocessor(self, histories: Any, say: Any, raw: Any) -> None:
         """`clear(history)` deletes the summary and leaves the conversation."""

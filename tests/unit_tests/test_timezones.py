@@ -14,16 +14,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain.agents import create_agent
 from langchain_core.documents import Document
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_memkit import (
     ComposedMemory,
     EntityMemory,
+    KeyValueMemory,
     Memory,
+    MessageHistoryMiddleware,
     PreferenceMemory,
     SQLiteChatMessageHistory,
+    SQLiteKeyValueStore,
     SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
@@ -213,6 +218,111 @@ def test_a_function_is_not_called_without_a_user() -> None:
         FakeChatModel(), SQLiteChatMessageHistory.factory(":memory:"), timezone=lambda user_id: 1 / 0
     )
     assert chat.invoke("Hello", {"configurable": {"session_id": "s1"}}).text
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log of a process that has said nothing yet."""
+    timezones.report_failure.cache_clear()
+    yield caplog
+    timezones.report_failure.cache_clear()
+
+
+def raising(user_id: str) -> str:
+    """Fail as a table of users that is away."""
+    raise ConnectionError(f"no profile of {user_id}")
+
+
+def misspelt(user_id: str) -> str:
+    """Return a city alone, as it stands in some profile."""
+    return "Sydney"
+
+
+def wrong_type(user_id: str) -> Any:
+    """Return no zone at all."""
+    return ZoneInfo
+
+
+@pytest.mark.parametrize("function", [raising, misspelt, wrong_type])
+@pytest.mark.parametrize("where", ["chain", "memory"])
+def test_a_function_that_fails_costs_no_answer(
+    vectors: SQLiteVectorStore, run: Styles, logged: pytest.LogCaptureFixture, where: str, function: Any
+) -> None:
+    """The days are those of UTC then, and it is logged once, without a word of the user."""
+    own, of_chain = (function, None) if where == "memory" else (None, function)
+    of_user(vector_memories(vectors), FENCE, user_id="ann")
+    memories, model = vector_memories(vectors, timezone=own), FakeChatModel()
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    chat = create_runnable_with_message_history(model, histories, memories=[memories], timezone=of_chain)
+    for _ in range(2):
+        run(chat, "When did I repair the garden fence?", config("ann"))
+        [note] = notes_of(model.calls[-1])
+        assert "- 2026-03-02:" in note
+        assert "Dates are in UTC." in note
+    [said_once] = [record.getMessage() for record in logged.records if "time" in record.getMessage()]
+    assert ("ConnectionError" if function is raising else "ConfigurationError") in said_once
+    assert "Australia/Sydney" in said_once  # as an example of what to return
+    assert "ann" not in said_once
+    assert "profile" not in said_once
+
+
+def test_an_agent_asks_once_a_turn(vectors: SQLiteVectorStore, tmp_path: Path, run: Styles) -> None:
+    """However many tools of memkit a run calls, the user's zone is asked for once, and `recall` quotes in it."""
+    asked: list[str] = []
+
+    def zone_of(user_id: str) -> str:
+        asked.append(user_id)
+        return "Australia/Sydney"
+
+    memories = vector_memories(vectors)
+    of_user(memories, FENCE)
+    notes = KeyValueMemory.factory(SQLiteKeyValueStore(tmp_path / "notes.db"))
+    calls = [
+        ("read_result", {"call_id": "x"}),
+        ("remember", {"title": "tea", "text": "Tea at five."}),
+        ("recall", {"query": "When did I repair the garden fence?"}),
+        ("forget", {"title": "tea"}),
+    ]
+    script = [
+        AIMessage("", tool_calls=[{"name": name, "args": args, "id": f"c{i}"}]) for i, (name, args) in enumerate(calls)
+    ]
+    middleware = MessageHistoryMiddleware(
+        SQLiteChatMessageHistory.factory(":memory:"),
+        memories=[notes, memories],
+        tools=True,
+        read_results=True,
+        timezone=zone_of,
+    )
+    agent = create_agent(FakeChatModel(responses=[*script, "Done."]), [], middleware=[middleware])
+    for turn in (1, 2):
+        result = run(agent, {"messages": [HumanMessage("Hello")]}, config())
+        assert asked == ["u1"] * turn
+        if turn == 1 and isinstance(result, dict):
+            recalled = next(m for m in result["messages"] if getattr(m, "name", "") == "recall")
+            assert "2026-03-03" in recalled.text
+            assert "Australia/Sydney" in recalled.text
+
+
+def test_a_retry_with_less_asks_no_second_time() -> None:
+    """A call that is repeated because it was too long is still the same turn."""
+    asked: list[str] = []
+
+    def zone_of(user_id: str) -> str:
+        asked.append(user_id)
+        return "UTC"
+
+    class Full(FakeChatModel):
+        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(messages) > 8:
+                raise ContextOverflowError("too long")
+            return super()._generate(messages, *args, **kwargs)
+
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    histories("new", "u1").add_messages([HumanMessage("a"), AIMessage("b")] * 6)
+    trim = create_trim_preprocessor(10, token_counter=len)
+    chat = create_runnable_with_message_history(Full(), histories, preprocessor=trim, timezone=zone_of)
+    assert chat.invoke("Hello", config()).text
+    assert asked == ["u1"]
 
 
 def test_a_memory_has_its_own_zone(vectors: SQLiteVectorStore) -> None:
@@ -435,16 +545,13 @@ def test_zones_of_pytz_are_taken_by_their_name() -> None:
         (ZoneInfo, "not the class ZoneInfo"),
     ],
 )
-@pytest.mark.parametrize("door", ["chain", "memory", "function"])
+@pytest.mark.parametrize("door", ["chain", "memory"])
 def test_values_that_are_refused(vectors: SQLiteVectorStore, door: str, wrong: Any, told: str) -> None:
-    """When the chain or the factory is made, or when a function returns it, with a suggestion where there is one."""
+    """When the chain or the factory is made, with a suggestion where there is one."""
     histories = SQLiteChatMessageHistory.factory(":memory:")
-    told = "the timezone function must return" if door == "function" and callable(wrong) else told
-    chat = create_runnable_with_message_history(FakeChatModel(), histories, timezone=lambda _: wrong)
     doors: dict[str, Callable[[], object]] = {
         "memory": lambda: VectorMemory.factory(vectors, timezone=wrong),
         "chain": lambda: create_runnable_with_message_history(FakeChatModel(), histories, timezone=wrong),
-        "function": lambda: chat.invoke("Hello", config()),
     }
     with pytest.raises(ConfigurationError, match=told):
         doors[door]()
