@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from gatekit import orders
 from gatekit.checker import EXPIRY, Journal, Operation, Verdict, check, read_journals
 from gatekit.storm import EDITED, PLAIN, TTL, Storm, Worker
 from gatekit.systems import Place
@@ -605,4 +606,39 @@ def test_the_checker_knows_both_moments_of_a_purge(
         of_user("6", "append", stored_at, stored_at + 1, "copy", tokens=["new"], expected=3),
         of_user("7", "read", 30, 31, "copy", seen=[(token, 0) for token in shown]),
     ]
+    assert list(check(operations).kinds) == wrong
+
+
+@pytest.mark.gate(row=24, memkit_only=True)
+@pytest.mark.parametrize(("told", "wrong"), [("HistoryConflictError", []), ("", ["fork unexplained"])])
+def test_the_checker_sees_a_fork_that_copied_more(told: str, wrong: list[str]) -> None:
+    """Of two forks at once into one session, that of a part must not succeed where the copy of all is shown."""
+    operations = [
+        of_user("1", "append", 0, 1, "source", tokens=["said"]),
+        of_user("2", "append", 1, 2, "source", tokens=["more"]),
+        of_user("3", "fork", 3, 6, "source", into="copy"),
+        of_user("4", "fork", 4, 7, "source", into="copy", turn="said", error=told, maybe_stored=False),
+        of_user("5", "read", 5, 6, "copy", seen=[("said", 0), ("more", 0)]),
+    ]
+    assert list(check(operations).kinds) == wrong
+
+
+@pytest.mark.gate(row=24, memkit_only=True)
+@pytest.mark.parametrize(("began", "seq", "wrong"), [(0, 3, []), (0, 30, []), (12, 2, ["inverted"])])
+def test_the_checker_uses_positions(began: float, seq: int, wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a slow append came is known by its position, beside many that were killed; a wrong one is seen."""
+    said = [f"said {n}" for n in range(2, 43)]
+    said.insert(seq - 2, "slow")
+    times = {token: (10.0 + n, 10.5 + n) for n, token in enumerate(said)} | {"slow": (began, 90.0)}
+    operations = [of_user("0", "append", 0, 1, "edited", tokens=["first"], seq=1)]
+    operations += [of_user(f"k{n}", "append", 1, 2, "edited", tokens=[f"killed {n}"]) for n in range(0 if wrong else 8)]
+    for killed in operations[1:]:
+        killed.ended = None
+    for n, token in enumerate(said, start=2):
+        operations.append(of_user(token, "append", *times[token], "edited", tokens=[token], seq=n))
+    operations.append(of_user("e", "edit", 91, 92, "edited", tokens=["new"], turn="first", seq=44, known=90.5))
+    operations.append(of_user("u", "undo", 93, 94, "edited", answer=True))
+    seen = [(token, n) for n, token in enumerate(["first", *said], start=1)]
+    operations.append(of_user("r", "read", 95, 96, "edited", seen=seen))
+    monkeypatch.setattr(orders, "MOST", 40_000)
     assert list(check(operations).kinds) == wrong

@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from bson import Timestamp
+from bson import ObjectId, Timestamp
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError, ServerSelectionTimeoutError
@@ -304,6 +304,7 @@ class Fork:
     page: int = 100
     ops: list[str] | None = field(default=None, init=False)  # the turns to copy, as the first look finds them
     epoch: int = field(default=0, init=False)  # of the target at that time
+    made: set[object] = field(default_factory=set, init=False)  # ids of copies that were sent, stored or not
 
     async def flow(self) -> bool:
         """Copy the turns; return whether the target holds them now, and nothing else.
@@ -334,7 +335,6 @@ class Fork:
         await self._mark()
         there = await self.store.rows_of(self.target)
         head = docs.head_of(there) or SessionHead(0, history_rows.new_epoch(), 0)
-        is_first = self.ops is None
         if self.ops is None:
             shown = await self.store.shown_rows(self.source, self.at)
             if self.at is not None and self.at not in [d["seq"] for d in shown[-1:]]:
@@ -348,11 +348,15 @@ class Fork:
             return await self._continue(head, [d for d in turns if d.get("epoch") == head.epoch])
         is_in_use = head.seq > 0 and head.last != "marker"
         if is_in_use or not self.ops:
-            held = [d.get("op") for d in turns if d["seq"] > head.base]
-            if held[: len(self.ops)] == self.ops:  # by a call that may have ended before this
-                await self._finish(head)
-            # At a later look an earlier try of ours may be stored, and others may have gone on from there.
-            return held == self.ops or (not is_first and held[: len(self.ops)] == self.ops)
+            held = [d for d in turns if d["seq"] > head.base]
+            first = held[: len(self.ops)]
+            if [d.get("op") for d in first] != self.ops:
+                return False
+            await self._finish(head)  # of a call that may have ended before this
+            # An earlier try of ours may be stored, and others may have gone on from there. But if nothing of it is
+            # ours, what follows may be of another call, which copied more turns than this one was asked for.
+            is_ours = any(d["_id"] in self.made for d in first)
+            return is_ours or len(held) == len(first)
         if turns:  # a clear broke off before it had erased them, and they hold their ops
             await self.store.erase_before(self.target, head._replace(seq=head.base))
         if head.last == "marker" and not await self.store.renew(self.target, head, self.store.settings.timeout):
@@ -385,6 +389,7 @@ class Fork:
                 head = head._replace(seq=head.seq + 1)
                 base = head.base if head.seq == end else end
                 copies.append(_copy(by_op[op], self.target, head._replace(base=base)))
+            self.made.update(each["_id"] for each in copies)
             await self.store.sent(methodcaller("insert_many", copies), begun=True)
         await self._finish(head)
         return True
@@ -414,10 +419,10 @@ class Fork:
 
 def _copy(document: BsonDict, target: SessionScope, head: SessionHead) -> BsonDict:
     """Return the document of the same turn in another session, shown, and dated by the server."""
-    left_out = ("_id", "replaces", "isDeleted", "isActive")
+    left_out = ("replaces", "isDeleted", "isActive")
     kept = {name: value for name, value in document.items() if name not in left_out}
     place = {"seq": head.seq, "epoch": head.epoch, "base": head.base}
-    return {**kept, **target._asdict(), **place, "storedAt": Timestamp(0, 0)}
+    return {**kept, "_id": ObjectId(), **target._asdict(), **place, "storedAt": Timestamp(0, 0)}
 
 
 class MongoTurnStore(Runner[Settings], TurnStore):

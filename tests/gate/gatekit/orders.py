@@ -71,8 +71,9 @@ def explain(
             return Explanation(True, True, state)
         if must.bit_count() < shortest:
             shortest, furthest = must.bit_count(), (state, left)
-        # What is tried first is pushed last: what ended first, and what is not certain only if nothing else helps.
-        for i in sorted(_able(order, latest, left), key=lambda i: latest[i], reverse=True):
+        # What is tried first is pushed last: what ended first, of those what began first, and what is not certain only
+        # if nothing else helps.
+        for i in sorted(_able(order, latest, left), key=lambda i: (latest[i], i), reverse=True):
             for following in ((state, left & ~(1 << i)) for state in after(state, order[i])):
                 if following not in seen:
                     seen.add(following)

@@ -400,6 +400,52 @@ def test_forks_of_one_session_at_once(place: Place) -> None:
     assert each_command(place, try_at) == {}
 
 
+def test_a_longer_copy_during_a_fork_of_a_part(place: Place) -> None:
+    """Of two forks into the same session, of a part and of all, one succeeds, and its copy is there; one is told."""
+
+    def try_at(n: int) -> object:
+        user = f"u{n}"
+        source, told = place.filled(user), list[HistoryConflictError]()
+
+        def fork_all() -> None:
+            try:
+                place.others("source", user).fork("copy")
+            except HistoryConflictError as error:
+                told.append(error)
+
+        error = place.meddling(lambda: source.fork("copy", at=2), {n: fork_all})
+        shown = texts(place.others("copy", user))
+        is_longer = isinstance(error, HistoryConflictError) and not told and shown == BASE
+        is_part = error is None and (told or not place.reached) and shown == BASE[:4]
+        return None if is_longer or is_part else [error, told, shown]
+
+    assert each_command(place, try_at) == {}
+
+
+def test_others_finish_a_fork_and_go_on(place: Place) -> None:
+    """A fork that has stored some turns succeeds, although others copy the rest, and append; else it is told."""
+    said, user = [f"said {n}" for n in range(102)], "u1"  # more than one page
+    for text in said:
+        place.disturbed("source", user).add_user_message(text)
+
+    def try_at(n: int) -> object:
+        name, has_begun = f"copy {n}", False
+
+        def go_on() -> None:
+            nonlocal has_begun
+            has_begun = bool(place.left(user, name))
+            place.others("source", user).fork(name).add_user_message("new")
+
+        error = place.meddling(lambda: place.disturbed("source", user).fork(name), {n: go_on})
+        if not place.reached:
+            return None
+        is_right = error is None if has_begun else isinstance(error, HistoryConflictError)
+        shown = texts(place.others(name, user))
+        return None if is_right and shown == [*said, "new"] else [has_begun, error, shown]
+
+    assert each_command(place, try_at) == {}
+
+
 def test_an_edit_during_a_fork(place: Place) -> None:
     """The copy shows the source before the edit or after it."""
 
