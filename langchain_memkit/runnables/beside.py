@@ -109,6 +109,10 @@ class Measured:
         self._is_told = False
         self._is_long_told = False
 
+    def __reduce__(self) -> tuple[type[Measured], tuple[()]]:
+        """Copy and pickle as nothing measured: another process, or another chain, has calls of its own."""
+        return Measured, ()
+
     def excess(self, place: object) -> int:
         """Return the tokens that the last call of a session held beyond what was known of it.
 

@@ -66,10 +66,12 @@ def talk(run: Any, agent: Any, questions: Any) -> None:
 # -- the recipes of the guides: what the model sees is what it sees without us
 
 
-@pytest.mark.parametrize("made", [saved, as_node])
-@pytest.mark.parametrize("recipe", RECIPES)
+NODES = [("trim_messages", as_node), ("own summary", as_node)]
+
+
+@pytest.mark.parametrize(("recipe", "made"), [*((name, saved) for name in RECIPES), *NODES])
 def test_recipe(history_of: Any, history: Any, run: Any, recipe: str, place: str, made: Any) -> None:
-    """In twenty turns each call of the model gets what it gets without us; the transcript holds all, once."""
+    """In twelve turns each call of the model gets what it gets without us; the transcript holds all, once."""
     control, model = Scripted(), Scripted()
     questions = [f"q{i}" for i in range(TURNS)]
     talk(run, made([RECIPES[recipe]()], control), questions)
