@@ -133,7 +133,9 @@ def check_context(rows: list[dict[str, Any]], sizes: list[int], words: list[int]
         assert ours["fact_in_first_input"]
         assert ours["first_summary_in_second_prompt"]
         assert ours["fact_in_second_prompt"]
-        assert (ours["gone_unseen"], ours["given_twice"]) == (0, 0)
+        assert ours["given_twice"] == 0
+        # A conversation that is taken over is caught up by one call a turn, and may be under way at the end.
+        assert scenario == "taken over" or ours["gone_unseen"] == 0
         assert not facts[scenario, "middleware"]["fact_in_first_input"]
     for measurement in ("first_turn", "turn"):
         found = {(r["backend"], r["stored"]) for r in rows if r["measurement"] == measurement}
