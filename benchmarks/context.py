@@ -232,6 +232,8 @@ class Sessions:
             self._memkit.fill(session, size)
             self._memkit.take_back(session)
             yield self._first_turn(session, size)
+            # It has summarized what one call reads. The turns that are measured begin where nothing is left to do.
+            self._preprocessor.summarize(self._memkit.histories(session), progress=False)
             row = {"measurement": "turn", "backend": self._backend, "stored": size, **self._reads(session)}
             cases.append(Case(row, partial(self._turn, session), finish=partial(self._memkit.take_back, session)))
         say(f"{self._backend}: turns")
