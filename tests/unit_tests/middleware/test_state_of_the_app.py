@@ -7,7 +7,7 @@ from typing import Annotated, Any, Required
 
 import pytest
 from agentkit import CONFIG, Scripted, asking, calling, look_up, rows, send, texts
-from langchain.agents import AgentState, create_agent
+from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, SummarizationMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -21,6 +21,7 @@ from langchain_memkit import (
     create_trim_preprocessor,
     purge_user,
 )
+from langchain_memkit.middleware.state import HistoryState
 from testkit.trimming_apps import RECIPES, OwnSummary, Trimmed
 
 TURNS = 12
@@ -506,7 +507,7 @@ def newest(left: list[Any], right: list[Any]) -> list[Any]:
     return operator.add(left, right)[-5:]
 
 
-class NewestState(AgentState[Any]):
+class NewestState(HistoryState):
     """Whose messages have no ids, unless they are given some."""
 
     messages: Required[Annotated[list[Any], newest]]
@@ -515,6 +516,7 @@ class NewestState(AgentState[Any]):
 def test_deleted_from_a_state_without_ids(history_of: Any, history: Any, run: Any) -> None:
     """A turn that was deleted is not shown, though the state holds the same words without an id."""
     model = Scripted()
+    history_of.state_schema = NewestState  # older releases of langchain take any of the schemas for `messages`
     agent = saved([history_of], model, state_schema=NewestState)
     talk(run, agent, ["q0", "q1", "q2", "q3"])
     assert model.shown == ["q1", "ok 2", "q2", "ok 3", "q3"]
@@ -530,13 +532,15 @@ def test_redacted_in_a_state_without_ids(histories: Any, history: Any, run: Any)
         return [m.model_copy(update={"content": m.text.replace("4111", "[card]")}) for m in messages]
 
     model = Scripted()
-    agent = saved([MessageHistoryMiddleware(histories, before_save=redact)], model, state_schema=NewestState)
+    middleware = MessageHistoryMiddleware(histories, before_save=redact)
+    middleware.state_schema = NewestState
+    agent = saved([middleware], model, state_schema=NewestState)
     talk(run, agent, ["4111", "more 4111", "then"])
     assert model.shown == ["4111", "ok 1", "more 4111", "ok 2", "then"]
     assert [m.text for m in history.messages] == ["[card]", "ok 1", "more [card]", "ok 2", "then", "ok 3"]
 
 
-class AddedState(AgentState[Any]):
+class AddedState(HistoryState):
     """Which keeps all, without ids."""
 
     messages: Required[Annotated[list[Any], operator.add]]
@@ -549,6 +553,7 @@ def test_erased_from_a_state_without_ids(history_of: Any, history: Any, run: Any
     origin = {"lc_source": "summarization"}
     secret: Any = SystemMessage("pin 4711") if kind == "system" else HumanMessage("4711", additional_kwargs=origin)
     model = Scripted()
+    history_of.state_schema = AddedState
     agent = saved([history_of], model, state_schema=AddedState)
     run(agent, {"messages": [secret, HumanMessage("hi")]}, CONFIG)
     assert "4711" in model.shown[0]
