@@ -10,9 +10,16 @@ from uuid import uuid4
 
 import pytest
 
+from langchain_memkit._sync import report_blocking
 from tools.local_mongodb import local_mongodb
 
 sys.path.append(str(Path(__file__).resolve().parent))  # --import-mode=importlib puts no folder of tests there
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _blocking_is_told() -> None:
+    """Tests here are coroutines and make sync calls on purpose, which is told once in a process, so before them all."""
+    report_blocking()
 
 
 @pytest.fixture(scope="session")
