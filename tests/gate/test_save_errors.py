@@ -23,7 +23,7 @@ from langchain_memkit.errors import HistoryWriteError
 STYLES = ["invoke", "batch", "stream", "ainvoke", "astream"]
 ANSWER = AIMessage("the answer")
 LARGE = AIMessage("x" * 17_000_000)
-ODD = AIMessage("the answer", tool_calls=[{"name": "f", "args": {"odd": object()}, "id": "c1"}])
+ODD = AIMessage([{"type": "text", "text": "odd", "value": object()}])
 
 
 def call(style: str, chain: Any, session: str) -> Any:
