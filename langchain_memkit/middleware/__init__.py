@@ -117,6 +117,8 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._calls: dict[str, StepCalls] = {}
         self._schemas: tuple[list[Any], str] = [], ""
         self._needs_user = tools
+        if not isinstance(read_results, bool):
+            raise ConfigurationError(f"read_results must be True or False, not {read_results!r:.50}")
         self._reader = READ_RESULT if read_results else None
         self.tools: Sequence[BaseTool] = [
             *(memory_tools(self._turns) if tools else ()),

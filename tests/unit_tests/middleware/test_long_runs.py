@@ -28,6 +28,7 @@ from langchain_memkit import (
     create_history_preprocessor,
     create_trim_preprocessor,
 )
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import approximate_tokens, count_tool_tokens
 from testkit.conversations import refused
 from testkit.styles import Styles
@@ -130,6 +131,12 @@ def read_all(histories: Any, run: Styles, kind: str, *, edited: bool, pages: int
 def test_200_pages(histories: Any) -> None:
     """The lines that stand for results have room, and the beginning of the prompt changes as rarely."""
     read_all(histories, Styles("invoke"), "trim", edited=False, pages=200)
+
+
+def test_read_results_is_a_choice(histories: Any) -> None:
+    """A number, or the name of a tool, is refused."""
+    with pytest.raises(ConfigurationError, match="read_results must be True or False, not 1"):
+        MessageHistoryMiddleware(histories, read_results=1)  # type: ignore[arg-type]
 
 
 def test_a_lone_result_that_is_too_long(histories: Any, run: Styles) -> None:
