@@ -233,7 +233,9 @@ def _wrong_title(found: Operation, shown: str, those: Sequence[Operation], gone:
     if which is not None:
         if which.began > found.ended:
             yield "a title from nowhere"
-        if which.error in NEVER_STORED:
+        # A title that a clear overtakes is stored, erased and then refused: a list in between may show it.
+        overtaken = any(each.latest > which.began and each.began < which.latest for each in gone)
+        if which.error in NEVER_STORED and not overtaken:
             yield "a title refused, and shown"
         elif which.bound < erased:
             yield "a title erased, and shown"
