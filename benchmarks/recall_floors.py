@@ -45,12 +45,10 @@ from langchain_memkit._sync import drive
 from langchain_memkit.memories.vector.recalling import hit_of
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.ranking import bm25 as matches
-from langchain_memkit.ranking import ranking, speakers
-from langchain_memkit.ranking import ranking as features
 from langchain_memkit.ranking import tokenize as words
 from langchain_memkit.ranking.bm25 import IndexSnapshot
 from langchain_memkit.ranking.index import Index, digest_of, index_record_of
-from langchain_memkit.ranking.ranking import Ranking, best_first
+from langchain_memkit.ranking.score import Ranking, best_first
 
 WORDS_ONLY, FEW = "words only", "wordllama, ten candidates"
 METRICS = {"R@512": "recall within 512", "R@1,024": "recall within 1,024"}
@@ -187,130 +185,15 @@ def missed(embedder: str, table: Table) -> list[str]:
 
 # -- what each part is for
 
-
-@dataclass(frozen=True)
-class Ablation:
-    """A part of the ranking, and how it is taken away.
-
-    Attributes:
-        kind: The kind of question that it is for.
-        embedder: With which its absence shows.
-        weights: Of `Ranking`, changed.
-        fault: Patches: a module, a name in it, what stands there instead.
-        anew: Whether the words of what is stored are computed again.
-        once: Whether equal texts are given once.
-        text_splitter: Another one, with which the conversations are saved anew.
-    """
-
-    kind: str
-    embedder: str = "wordllama"
-    weights: Mapping[str, Any] = field(default_factory=dict)
-    fault: Sequence[tuple[Any, str, Any]] = ()
-    anew: bool = False
-    once: bool = True
-    text_splitter: Any = None
-
-    @contextmanager
-    def saved(self, systems: list[Kept], dialogues: Sequence[Dialogue]) -> Iterator[list[Kept]]:
-        """The conversations saved without this part, if that differs."""
-        if self.text_splitter is None:
-            yield systems
-        else:
-            with kept(self.embedder, dialogues, self.text_splitter) as changed:
-                yield changed
-
-    def table(self, systems: Sequence[Kept], kind: str = "") -> Table:
-        """What is found without this part."""
-        with ExitStack() as faults:
-            for module, name, value in self.fault:
-                faults.enter_context(patch.object(module, name, value))
-            if self.anew:
-                for system in systems:
-                    faults.enter_context(_words_anew(system))
-            return measured(systems, self._find, kind)
-
-    def _find(self, system: Kept, question: Question) -> list[Found]:
-        return system.ranked(question.text, replace(system.ranking, **self.weights), once=self.once)
-
-
-@contextmanager
-def _words_anew(system: Kept) -> Iterator[None]:
-    """With an index whose words are computed now."""
-    stored, index = system.index, Index()
-    with_vectors = dict(zip((entry.id for entry in stored.entries), stored.embedded, strict=True))
-    texts = [system.documents[entry.id].page_content for entry in stored.entries]
-    vectors = system.embeddings.embed_documents(texts)
-    for entry, vector in zip(stored.entries, vectors, strict=True):
-        index.add(index_record_of(system.documents[entry.id]), vector if with_vectors[entry.id] else None)
-    system.index = index
-    try:
-        yield
-    finally:
-        system.index = stored
-
-
-class Whole:
-    """A text splitter that cuts nothing."""
-
-    def split_text(self, text: str) -> list[str]:
-        return [text]
-
-
-def _without_share(view: IndexSnapshot, *rest: Any) -> matches.BM25Matches:
-    """All of a question, for a record that holds any word of it."""
-    found = matches.bm25_match(view, *rest)
-    return found._replace(share=(found.share > 0).astype(float))
-
-
-class _Kept(frozenset[str]):
-    """Names that are there, and are no words that one could leave out."""
-
-    def __contains__(self, word: object) -> bool:
-        return False
-
-
-def _names_kept(*given: Any) -> speakers.AddressedSpeakers:
-    found = speakers.addressed_speakers(*given)
-    return found._replace(names=_Kept(found.names))
-
-
-neighbour_bonus = features.neighbour_bonus  # as it is before it is patched
-
-
-def _next_only(view: IndexSnapshot, scores: Any, share: float) -> Any:
-    near = copy(view)
-    near.nearby = view.nearby[:1]
-    return neighbour_bonus(near, scores, share)
-
-
-NOBODY = re.compile(r"(?!)")
-ABLATIONS: Mapping[str, Ablation] = {
-    "relevance = 0": Ablation("paraphrase", weights={"relevance": 0.0}),
-    "relevance = .1": Ablation("paraphrase", weights={"relevance": 0.1}),
-    "lexical = 0": Ablation("long", weights={"lexical": 0.0}),
-    "lexical = 0, words only": Ablation("long", WORDS_ONLY, weights={"lexical": 0.0}),
-    "speaker = 0": Ablation("session", FEW, weights={"speaker": 0.0}),
-    "neighbours = 0": Ablation("neighbour", weights={"neighbours": 0.0}),
-    "session = 0": Ablation("session", weights={"session": 0.0}),
-    "date = 0": Ablation("date", weights={"date": 0.0}),
-    "COMPARED = 3": Ablation("session", FEW, fault=[(ranking, "COMPARED", 3)]),
-    "the share of the question's words": Ablation(
-        "neighbour", WORDS_ONLY, fault=[(ranking, "bm25_match", _without_share)]
-    ),
-    "names are no content words": Ablation(
-        "neighbour", WORDS_ONLY, fault=[(ranking, "addressed_speakers", _names_kept)]
-    ),
-    '"I" and "you" are speakers': Ablation(
-        "session", WORDS_ONLY, fault=[(speakers, "ME", dict.fromkeys(speakers.ME, NOBODY)), (speakers, "YOU", NOBODY)]
-    ),
-    "neighbours that are not the next": Ablation("long", fault=[(ranking, "neighbour_bonus", _next_only)]),
-    "what others say is left out": Ablation(
-        "session", fault=[(ranking, "_shown", lambda _, size, __: tuple(range(size)))]
-    ),
-    "stems": Ablation("speaker", WORDS_ONLY, fault=[(words, "_stemmed", lambda found, language: found)], anew=True),
-    "stop words": Ablation("session", WORDS_ONLY, fault=[(words, "STOP_WORDS", frozenset())], anew=True),
-    "equal texts once": Ablation("repeated", once=False),
-    "long texts are cut": Ablation("session", text_splitter=Whole()),
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    "relevance": {"relevance": 0.0},
+    "lexical": {"lexical": 0.0},
+    "neighbours": {"neighbours": 0.0},
+    "session": {"session": 0.0},
+    "name": {"name": 0.0},
+    "speaker": {"speaker": 0.0},
+    "others": {"others": 1.0},
+    "date": {"date": 0.0},
 }
 
 

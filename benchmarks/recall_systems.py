@@ -31,7 +31,7 @@ from llama_index.core.memory import VectorMemory as LlamaIndexMemory
 from benchmarks.dialogues import Dialogue, Found, Turn
 from langchain_memkit import SQLiteVectorStore, VectorMemory
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking.score import Ranking
 
 MEMKIT = "memkit"
 DEPTH = 60  # records that a system is asked for: enough for the largest budget

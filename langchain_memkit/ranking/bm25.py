@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_memkit.ranking.records import Utterance
+from langchain_memkit.ranking.tokenize import ASKS
 
 if TYPE_CHECKING:
     from langchain_memkit.ranking.records import IndexRecord
@@ -34,7 +35,7 @@ def idf(found: npt.ArrayLike, count: int) -> Doubles:
     return rare
 
 
-def saturated(times: npt.NDArray[np.int64], lengths: Doubles, mean_length: float) -> Doubles:
+def saturated(times: Doubles, lengths: Doubles, mean_length: float) -> Doubles:
     """Return BM25's saturated term frequency: `times / (times + k1 * (1 - b + b * length / mean length))`.
 
     BM25 is this times `idf`, summed over the words of a question (Robertson and Zaragoza, "The Probabilistic Relevance
@@ -58,11 +59,12 @@ class Postings:
     until the index is rebuilt.
     """
 
-    __slots__ = ("_messages", "lengths", "slots", "speakers", "spoken", "words")
+    __slots__ = ("_messages", "asks", "lengths", "slots", "speakers", "spoken", "words")
 
     def __init__(self) -> None:
         self.slots = array("q")  # for each message, the slot of its record
         self.lengths = array("q")  # for each message, its number of words
+        self.asks = array("b")  # for each message, whether it only asks and states nothing
         self.spoken = array("q")  # for each message, the number of its speaker
         self.speakers: dict[Speaker, int] = {}
         self.words = 0  # in total
@@ -79,8 +81,11 @@ class Postings:
     def add(self, slot: int, said: Sequence[Utterance]) -> None:
         """Add the messages of a record."""
         known = self._messages
-        for role, name, stems in said:
+        for role, name, marked in said:
+            asks = marked[-1:] == (ASKS,)
+            stems = marked[:-1] if asks else marked
             message = len(self.slots)
+            self.asks.append(asks)
             self.slots.append(slot)
             self.lengths.append(len(stems))
             self.spoken.append(self.speakers.setdefault((role, name), len(self.speakers)))
@@ -102,7 +107,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 ROOM = 1000  # positions between the rounds of a session, into which an earlier round can still grow
-REACH = 6  # records of a round before and after one that share its score
+REACH = 2  # records of a session before and after one that share its score
 
 
 class IndexSnapshot:
@@ -121,9 +126,10 @@ class IndexSnapshot:
         rows = np.full(len(alive), -1)
         rows[self.slots] = np.arange(len(self.slots))
         message_slots, lengths = np.array(postings.slots), np.array(postings.lengths)
-        # For each message, the index of its record, -1 if that was removed; and the number of its speaker.
+        # For each message: the index of its record, -1 if that was removed; its speaker; whether it states something.
         self.row = rows[message_slots] if len(message_slots) else message_slots
         self.spoken = np.array(postings.spoken)
+        self.states = ~np.array(postings.asks, bool)
         live = self.row >= 0
         self.removed = not live.all()
         told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
@@ -137,55 +143,51 @@ class IndexSnapshot:
         grouped = self.session >= 0
         self.session_lengths: Doubles = np.bincount(self.session[grouped], self.lengths[grouped]).astype(np.float64)
         self.session_count = int(np.count_nonzero(np.bincount(self.session[grouped])))
-        # The records sorted by session and position; and for each distance up to 6 whether the record so far behind is
-        # of another round of the session, at most two away, and whether it is of the same round. Distances at which
-        # there is neither are left out.
+        # The records sorted by session and position; and for each distance whether the record so far behind is of the
+        # same session.
         self.order = np.lexsort((positions[self.slots], self.session))
-        ordered, places = self.session[self.order], positions[self.slots][self.order]
-        self.nearby: list[tuple[Flags, Flags]] = []
-        for d in range(1, REACH + 1):
-            same = (ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0)
-            of_round = same & (places[d:] - places[:-d] < ROOM)
-            if d > 2 and not of_round.any():  # nor at any greater distance
-                break
-            self.nearby.append((same & ~of_round & (d <= 2), of_round))
+        ordered = self.session[self.order]
+        self.nearby: list[Flags] = [(ordered[d:] == ordered[:-d]) & (ordered[d:] >= 0) for d in range(1, REACH + 1)]
 
 
 WORDS = 64  # words of a question that are used; of more, the rarest
 CELLS = 2**18  # pairs of a word and a record that are counted at once: 2 MB
-FEWEST = 50  # records; in a smaller index, `held` rates the rarity of words as if there were so many
+FEWEST = 50  # records; in a smaller index the rarity of words is rated as if there were so many
 
 
-class BM25Matches(NamedTuple):
-    """Lexical scores of all records for one question."""
+class WordMatches(NamedTuple):
+    """How the words of a question are found in all records, in units of a word that no other record has."""
 
-    whole: Doubles  # BM25 of each record
-    share: Doubles  # share of the question's words that each record contains, weighted by `idf`, from 0 to 1
-    theirs: Flags  # for each record, whether a speaker that the question asks about says something in it
+    found: Doubles  # BM25 of each record; 1 for one such word, said once in a record of average length
     session: Doubles  # BM25 of each record's session, taken as one text
-    worth: Flags  # for each message, whether it contains a word of the question or is by an asked speaker
-    held: Doubles  # sum of the `idf` of the question's words in each record, in units of a word that no other contains
+    asked: float  # how much the words of the question are worth together
+    messages: Flags  # for each message, whether it has a word of the question
 
 
-def bm25_match(
-    view: IndexSnapshot, postings: Postings, stems: Sequence[str], asked: Collection[int] = ()
-) -> BM25Matches:
+def match_words(
+    view: IndexSnapshot, postings: Postings, stems: Sequence[str], asked: Collection[int], others: float
+) -> WordMatches:
     """Score every record by the words that it shares with a question; a repeated word counts repeatedly.
 
-    `asked` are the numbers of the speakers that the question asks about.
+    Args:
+        view: The records.
+        postings: Their words.
+        stems: The words of the question; of many, the rarest 64 count.
+        asked: Numbers of the speakers that the question asks about; none for anybody.
+        others: What a word counts that somebody else says, from 0 to 1.
     """
     count, groups = len(view.entries), len(view.session_lengths)
-    whole, share, held = np.zeros((3, count))
-    sessions, hit, everything = np.zeros(groups), np.zeros(len(view.row), bool), 0.0
-    by_them = np.isin(view.spoken, list(asked))  # flags of the messages by the asked speakers
-    theirs = np.bincount(view.row[by_them & (view.row >= 0)], minlength=count) > 0
-    mean_session = float(view.session_lengths.sum()) / max(view.session_count, 1) or 1.0
-    found, most = _found(postings, stems), max(count, FEWEST)
+    most, sessions_there = max(count, FEWEST), max(view.session_count, 1)
+    whole, sessions, worth = np.zeros(count), np.zeros(groups), 0.0
+    hit = np.zeros(len(view.row), bool)
+    weights = np.where(np.isin(view.spoken, list(asked)), 1.0, others) if asked else np.ones(len(view.spoken))
+    mean_session = float(view.session_lengths.sum()) / sessions_there or 1.0
+    found = _found(postings, stems)
     # All words are counted at once with `bincount` over a table of words x records, in chunks of words so that the
     # table stays small whatever the size of the index.
     size = max(1, CELLS // max(count, groups, 1))
     for some in (found[i : i + size] for i in range(0, len(found), size)):
-        asked_for = np.array([times for _, times in some])
+        times = np.array([number for _, number in some])
         messages, sizes = postings.of([word for word, _ in some])
         words = np.repeat(np.arange(len(some)), sizes)
         rows = view.row[messages]
@@ -193,45 +195,29 @@ def bm25_match(
             live = rows >= 0
             messages, words, rows = messages[live], words[live], rows[live]
         hit[messages] = True
-        number, row, times = _counted(words, rows, len(some), count)
-        rare = idf(number, count)
-        everything += float(rare.sum())
-        whole += _summed(asked_for * rare, number, row, times, view.lengths, view.mean_length)
-        share += np.bincount(row, np.repeat(rare, number), count)
-        if most > count:
-            held += np.bincount(row, np.repeat(idf(number, most), number), count)
+        table = _counted(words, rows, len(some), count, weights[messages])
+        rare = idf(np.count_nonzero(table, axis=1), most)
+        worth += float((times * rare).sum())
+        whole += (times * rare) @ saturated(table, view.lengths, view.mean_length)
         if groups:
             group = view.session[rows]
             within = group >= 0
-            if not within.all():
-                words, group = words[within], group[within]
-            number, row, times = _counted(words, group, len(some), groups)
-            rare = idf(number, view.session_count)
-            sessions += _summed(asked_for * rare, number, row, times, view.session_lengths, mean_session)
+            table = _counted(words[within], group[within], len(some), groups, np.ones(int(within.sum())))
+            rare = idf(np.count_nonzero(table, axis=1), sessions_there)
+            sessions += (times * rare) @ saturated(table, view.session_lengths, mean_session)
     spread = np.append(sessions, 0.0)[view.session]  # the last one is that of records without a session
-    held = held if most > count else share
-    share = share / everything if everything else share
-    return BM25Matches(whole, share, theirs, spread, hit | by_them, held / idf(1, most))
+    unit = float(idf(1, most))
+    of_sessions = (K1 + 1) * spread / float(idf(1, sessions_there))
+    return WordMatches((K1 + 1) * whole / unit, of_sessions, worth / unit, hit)
 
 
-def _counted(words: Numbers, rows: Numbers, many: int, count: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the number of records with each word, these records, word by word, and the occurrences in each.
+def _counted(words: Numbers, rows: Numbers, many: int, count: int, weights: Doubles) -> Doubles:
+    """Return a table of words x records: how often each record has each word, weighted.
 
     `words` are numbers below `many`, `rows` those of records, below `count`.
     """
-    table = np.bincount(words * count + rows, minlength=many * count)
-    cells = table.nonzero()[0]
-    starts = np.arange(many + 1) * count
-    number = np.diff(np.searchsorted(cells, starts))
-    return number, cells - np.repeat(starts[:-1], number), table[cells]
-
-
-def _summed(
-    weights: Doubles, number: Numbers, rows: Numbers, times: Numbers, lengths: Doubles, mean_length: float
-) -> npt.NDArray[Any]:
-    """Sum the BM25 of each text from the counts that `_counted` returns, with a weight for each word."""
-    found = np.repeat(weights, number) * saturated(times, lengths[rows], mean_length)
-    return np.bincount(rows, found, len(lengths))
+    table: Doubles = np.bincount(words * count + rows, weights, many * count).astype(np.float64)
+    return table.reshape(many, count)
 
 
 def _found(postings: Postings, stems: Sequence[str]) -> list[tuple[str, int]]:

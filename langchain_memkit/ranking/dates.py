@@ -8,7 +8,6 @@ from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta, tzinfo
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -105,7 +104,6 @@ class DateRange(NamedTuple):
     yearly: bool = False
 
 
-@lru_cache(maxsize=2)  # the ranking and the floor read the same question
 def parse_date_ranges(text: str, today: date) -> Sequence[DateRange]:
     """Parse the date ranges that a text names: "7 May 2023", "May 7", "2023-05-07", "in May", "in 2023", "last week".
 

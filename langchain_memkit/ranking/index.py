@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.ranking.bm25 import Doubles, Flags, IndexSnapshot, Postings, bm25_match
+from langchain_memkit.ranking.bm25 import Flags, IndexSnapshot, Postings
 from langchain_memkit.ranking.records import IndexRecord, StoredSession, Utterance, digest_of, index_record_of
 
 __all__ = [
@@ -30,12 +30,11 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 FIRST = 64  # initial capacity, in vectors; it doubles
 FAR = 2**62  # positions are clamped to this, so that they fit 64 bits
-FEW = 16  # records; fewer do not tell how similar records usually are
+FEW = 16  # pairs of records; fewer do not tell how similar records usually are
 STEMS = 500  # words of a message that are compared with others
 SAMPLE = 256  # records compared with each other to estimate that
 GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
-ALIKE = 0.75  # mean cosine above which the estimate is useless: one topic, or an embedder that finds all texts similar
-LEAST = 0.01  # standard deviation below which it is useless
+LEAST = 0.01  # standard deviation of the usual cosine, at least
 ENOUGH = 64  # records with vectors; fewer do not tell whether the embedder reads their language
 # Correlation of cosine and shared words up to which the vectors count nothing, and from which they count in full, at
 # these mean cosines and between them. Where the mean is low, an embedder tells texts apart, and less is enough, since
@@ -68,15 +67,15 @@ class Index:
         >>> index = Index()
         >>> index.add(index_record_of(Document("The parrot is called Kiwi.", id="1")), [3, 4])
         >>> index.add(index_record_of(Document("The sea is cold today.", id="2")), [4, -3])
-        >>> index.lexical(["parrot"]).round(2).tolist(), index.dense([3, 4]).round(2).tolist()
-        ([0.32, 0.0], [1.0, 0.0])
+        >>> index.dense([3, 4]).round(2).tolist()
+        [1.0, 0.0]
     """
 
     def __init__(self) -> None:
         self.lock = RLock()
         self.dims: int | None = None
         self._view: IndexSnapshot | None = None
-        self._seen: tuple[int, UsualSimilarity | None] | None = None
+        self._seen: tuple[int, UsualSimilarity] | None = None
         self._trust = 1.0
         self._begin()
 
@@ -189,10 +188,6 @@ class Index:
             self._last[session] = last
         return last
 
-    def lexical(self, stems: Sequence[str]) -> Doubles:
-        """Return the BM25 score of each record for the words of a question, in the order of `entries`."""
-        return bm25_match(self.view, self.postings, stems).whole
-
     def dense(self, vector: npt.ArrayLike) -> Floats:
         """Return the cosine of each record to a vector, in the order of `entries`; 0 for records without a vector.
 
@@ -208,20 +203,18 @@ class Index:
         return scores if self.count == len(scores) else scores[slots]
 
     @property
-    def usual(self) -> UsualSimilarity | None:
+    def usual(self) -> UsualSimilarity:
         """Usual cosine of two records of different sessions, or of any two if there are too few such pairs.
 
-        None for fewer than 16 records with vectors, or if all records are very similar. Estimated from up to 256
-        records, evenly spaced from first to last; cached until the index has grown by a quarter, shrunk by a fifth or
-        been rebuilt.
+        Estimated from up to 256 records, evenly spaced from first to last, and from what is usual with most embedders,
+        which counts as much as 16 pairs; cached until the index has grown by a quarter, shrunk by a fifth or been
+        rebuilt.
         """
         seen = self._seen
         if seen is not None and seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
             return seen[1]
-        self._seen, self._trust = (self.count, None), 1.0
         view, rows = self.view, np.flatnonzero(self.embedded)
-        if len(rows) < FEW:
-            return None
+        self._trust = 1.0
         rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(int)]
         vectors, sessions = self._vectors[view.slots[rows]], view.session[rows]
         cosines = vectors @ vectors.T
@@ -229,14 +222,12 @@ class Index:
         if np.count_nonzero(apart) < FEW:
             apart = np.triu(np.ones_like(apart), 1)
         found = cosines[apart].astype(np.float64)
-        usual = UsualSimilarity(float(found.mean()), float(found.std()))
+        usual = _blended(found)
         if len(rows) >= ENOUGH:
             with np.errstate(invalid="ignore", divide="ignore"):  # all equal
                 alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
             blind, reads = (float(np.interp(usual.mean, MEANS, bounds)) for bounds in (BLIND, READS))
             self._trust = float(np.nan_to_num(np.clip((alike - blind) / (reads - blind), 0, 1), nan=1.0))
-        if usual.mean >= ALIKE or usual.deviation <= LEAST:
-            return None
         self._seen = (self.count, usual)
         return usual
 
@@ -294,6 +285,14 @@ class Index:
                 grown[: len(self._vectors)] = self._vectors
             self._vectors = grown
         return self._vectors
+
+
+def _blended(cosines: npt.NDArray[np.float64], mean: float = 0.3, deviation: float = 0.12) -> UsualSimilarity:
+    """Return mean and deviation of some cosines, and of `FEW` more that have the usual ones of most embedders."""
+    count = len(cosines) + FEW
+    middle = (float(cosines.sum()) + FEW * mean) / count
+    square = float(((cosines - middle) ** 2).sum()) + FEW * (deviation**2 + (mean - middle) ** 2)
+    return UsualSimilarity(middle, max((square / count) ** 0.5, LEAST))
 
 
 def _near(position: int) -> int:

@@ -14,7 +14,7 @@ import Stemmer  # type: ignore[import-not-found]  # brings no stubs
 
 from langchain_memkit._unicode import DENSE, IS_DENSE, few_marks
 
-STEMS_VERSION = 3  # stored with a record's words, so that a later version can tell which to stem again
+STEMS_VERSION = 4  # stored with a record's words, so that a later version can tell which to stem again
 MAX_CHARACTERS = 100_000  # characters of a text; the rest is ignored
 MAX_WORD = 64  # characters of a word; longer ones are keys or data, which their beginning tells apart
 
@@ -27,6 +27,10 @@ IRREGULAR = {form: group.split("=")[-1] for group in GROUPS for form in group.sp
 FORMS = frozenset(IRREGULAR).difference(IRREGULAR.values())
 # "e-mail" is read as "email mail", "co-worker" as "coworker worker".
 PREFIX = re.compile(r"-(?:(?<=\b[a-z]-)|(?<=\b(?:co|re|wi)-)|(?<=\b(?:non|pre)-))(?=([a-z]{2,}))")
+
+ASKS = "?"  # stands behind the stems of a stored text that only asks; no word of a question is this
+SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])|\n+")
+QUESTION = re.compile(r"[?\uff1f\u061f]\W*$")
 
 # Marks within words that `\w` does not match: the scripts of India, Tibetan.
 MARKS = "\u0900-\u0963\u0966-\u0dff\u0f71-\u0f87"
@@ -81,16 +85,25 @@ def tokenize(text: str, language: str = "", known: Container[str] | None = None)
 def tokenize_record(text: str) -> list[str]:
     """Tokenize a text that is stored: as `tokenize`, and other languages' words with their English stems as well.
 
-    So a question in English finds a name, or a word, in a record of another language.
+    So a question in English finds a name, or a word, in a record of another language. A text that only asks, and
+    states nothing, has the mark `ASKS` at its end.
 
     Example:
         >>> tokenize_record("Wir haben Andreas getroffen.")
         ['andreas', 'getroff', 'andrea', 'getroffen']
+        >>> tokenize_record("How do I boil an egg?")
+        ['boil', 'egg', '?']
     """
     kept, stems, language = _read(text)
     if language != "english":
         stems += [stem for stem in dict.fromkeys(_stemmed(kept, "english")) if stem not in stems]
-    return stems
+    return [*stems, ASKS] if _only_asks(text) else stems
+
+
+def _only_asks(text: str) -> bool:
+    """Return whether every sentence of a text is a question."""
+    sentences = [sentence for sentence in SENTENCE.split(text[:MAX_CHARACTERS]) if sentence.strip()]
+    return bool(sentences) and all(QUESTION.search(sentence) for sentence in sentences)
 
 
 def language_of(text: str) -> str:

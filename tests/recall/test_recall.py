@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.dialogues import RECALL_SET, RecallSet
 from benchmarks.recall_floors import ABLATIONS, FLOORS, WORDS_ONLY, Kept, lines, measured, missed
-from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking.score import Ranking
 from langchain_memkit.ranking.relevance import OWN
 
 LARGEST = 1_000_000  # bytes

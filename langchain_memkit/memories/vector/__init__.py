@@ -8,7 +8,7 @@ which of them are new (`rounds`), and writes those (`saving`). Loading ranks the
 from langchain_memkit.memories.vector.importance import create_model_importance, plain_importance
 from langchain_memkit.memories.vector.memory import VectorMemory, VectorMemoryFactory
 from langchain_memkit.memories.vector.recalling import Hit, HitList
-from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking.score import Ranking
 
 __all__ = [
     "Hit",

@@ -14,8 +14,8 @@ from langchain_memkit.base import GetSessionHistory, Now, TokenCounter
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
 from langchain_memkit.memories.vector.rounds import Round, Splitter
-from langchain_memkit.ranking.ranking import Ranking
-from langchain_memkit.ranking.relevance import FLOOR
+from langchain_memkit.ranking.floor import FLOOR
+from langchain_memkit.ranking.score import Ranking
 from langchain_memkit.stores.vectors import RecordVectorStore, VectorMemoryStore
 
 

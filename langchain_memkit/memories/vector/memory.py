@@ -24,8 +24,8 @@ from langchain_memkit.memories.vector.saving import rebuild, save
 from langchain_memkit.messages.text import QUESTION, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
 from langchain_memkit.ranking.index import IndexRecord
-from langchain_memkit.ranking.ranking import Ranking
-from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.ranking.question import Question, read_question
+from langchain_memkit.ranking.score import Ranking
 from langchain_memkit.stores.vector_cache import ReadSession
 from langchain_memkit.stores.vectors import RecordVectorStore
 
@@ -227,8 +227,8 @@ class VectorMemory(DerivedMemory):
 
         if not query.strip():
             return HitList()
-        zone = await timezone_of_query(self._core.timezone, self._user, query)
-        return await search(self._core, self._user, str(query), k, keep, zone)
+        question = await self._question(query)
+        return await search(self._core, self._user, question, k, keep)
 
     async def _delete_messages(self, ids: Collection[str]) -> int:
         records, wanted = self._core.records, set(ids)
@@ -259,16 +259,22 @@ class VectorMemory(DerivedMemory):
                 return False
             return not (entry.messages and shown.issuperset(entry.messages))
 
-        text = truncate_with_warning(str(query), QUESTION, ASKED)
+        question = await self._question(query)
         # a greeting or thanks recalls nothing, so nothing is read for it
-        idle = await cpu_bound(lambda: SMALL_TALK.issuperset(tokenize(text, "english")), long=len(text) > SHORT)
+        idle = SMALL_TALK.issuperset(question.words)
         fetched: Fetched | None = self._take_fetched() or (None if idle else await self._prefetch())
         if not getattr(query, "trial", False):
             self._looked = fetched and fetched[1]
         if idle:
             return []
+        return await recall(self._core, self._user, query, question, keep, fetched)
+
+    async def _question(self, query: str) -> Question:
+        """Read what is asked, once, with the days of the user's time zone."""
+        text = truncate_with_warning(str(query), QUESTION, ASKED)
         zone = await timezone_of_query(self._core.timezone, self._user, query)
-        return await recall(self._core, self._user, query, text, keep, fetched, zone)
+        now = self._core.now().astimezone(zone)
+        return await cpu_bound(lambda: read_question(text, now), long=len(text) > SHORT)
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         # The snapshot of this turn's load serves this save only: the next turn takes a new one. A save that starts from

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -23,14 +22,14 @@ from langchain_memkit.memories.vector.adapter import VectorStoreAdapter, index_o
 from langchain_memkit.memories.vector.core import VectorMemoryConfig
 from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
 from langchain_memkit.messages.notes import ROUNDS, NoteParts, Record, note_message, note_parts, render_note_parts
-from langchain_memkit.messages.text import QUESTION, printable, printable_html, truncate_with_warning
+from langchain_memkit.messages.text import printable, printable_html
 from langchain_memkit.messages.tokens import count_text, count_tokens
+from langchain_memkit.ranking.floor import related
 from langchain_memkit.ranking.index import Index, IndexRecord
-from langchain_memkit.ranking.ranking import PARTS, Question, Ranked, best_first, statements_first
-from langchain_memkit.ranking.relevance import DO, FLOOR, is_about_user
-from langchain_memkit.ranking.speakers import YOU
-from langchain_memkit.ranking.tokenize import language_of
+from langchain_memkit.ranking.question import Question
+from langchain_memkit.ranking.score import PARTS, Ranked, best_first
 from langchain_memkit.stores.vector_cache import ReadSession
+from langchain_memkit.stores.vectors import RecordVectorStore
 
 WIDTH = 80  # characters of a hit's text in its line of the repr
 
@@ -42,15 +41,14 @@ class Hit:
     Attributes:
         id: Id of the record in the store.
         text: The messages, one line each: `speaker: text`. If the question names a speaker, messages of others that
-            share no word with the question are left out.
-        score: How well the record answers; the sum of `parts`. Comparable within one search only.
+            share no word with it are left out.
+        score: How related the record is to the question; the sum of `parts`, and what `floor` is compared with.
         parts: The score by feature: `"relevance"`, `"lexical"`, `"neighbours"`, ...; see `Ranking`.
         session_id: The session in which it was said.
         date: When it was said; aware, in the time zone of the memory, by default UTC.
         speakers: The speakers in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
         message_ids: Ids of the messages in the text; messages without an id are left out.
         rerank: The reranker's score; None without a reranker, or if it returns no score.
-        relation: How related the question is to the record: the number that `floor` is compared with.
     """
 
     id: str
@@ -62,7 +60,6 @@ class Hit:
     speakers: tuple[str, ...]
     message_ids: tuple[str, ...]
     rerank: float | None = None
-    relation: float = 0.0
 
 
 class HitList(list[Hit]):
@@ -128,18 +125,25 @@ class HitList(list[Hit]):
         return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
 
 
-def hit_of(ranked: Ranked, rerank: float | None, document: Document, zone: tzinfo = UTC) -> Hit:
-    """Build the `Hit` of a ranked record from its stored document, with its date in a time zone."""
+def hit_of(ranked: Ranked, rerank: float | None, document: Document, question: Question) -> Hit:
+    """Build the `Hit` of a ranked record from its stored document, with its date in the question's time zone."""
     entry, (lines, text) = ranked.entry, _shown(ranked, document)
-    speakers = tuple(dict.fromkeys(line.speaker for line in lines))
-    messages = tuple(line.message for line in lines if line.message)
-    score, parts = ranked.score, dict(ranked.parts)
-    at = entry.at and in_timezone(entry.at, zone)
-    return Hit(entry.id, text, score, parts, entry.session, at, speakers, messages, rerank, ranked.relation)
+    at = entry.at and in_timezone(entry.at, question.now.tzinfo or UTC)
+    return Hit(
+        entry.id,
+        text,
+        ranked.score,
+        dict(ranked.parts),
+        entry.session,
+        at,
+        tuple(dict.fromkeys(line.speaker for line in lines)),
+        tuple(line.message for line in lines if line.message),
+        rerank,
+    )
 
 
 def note_record_of(
-    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[Any, Any], zone: tzinfo
+    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[Any, Any], question: Question
 ) -> tuple[Record, NoteParts]:
     """Build the record of a note, and how it is rendered; `rank` is 0 for the best.
 
@@ -149,18 +153,15 @@ def note_record_of(
     entry = ranked.entry
     score = plain_score(ranked.score if rerank is None else rerank)
     source = f"session {entry.session}" if entry.session else ""
-    at = entry.at and in_timezone(entry.at, zone)
-    key = _note_key(ranked, at)
-    if (known := notes.get(key)) is None:
+    at = entry.at and in_timezone(entry.at, question.now.tzinfo or UTC)
+    key = ranked.shown, at and at.date()
+    known = notes.get(key)
+    if known is None:
         lines, text = _shown(ranked, document)
         told = note_parts(Record(text, source=source, date=at, memory=ROUNDS))
-        known = notes[key] = text, "", tuple((line.message, line.text) for line in lines), told
-    text, role, parts, told = known
-    return Record(text, "", role, source, at, None, parts, rank, score, ROUNDS), told
-
-
-def _note_key(ranked: Ranked, at: datetime | None) -> Any:
-    return ranked.shown, at and at.date()
+        known = notes[key] = text, tuple((line.message, line.text) for line in lines), told
+    text, parts, told = known
+    return Record(text, "", "", source, at, None, parts, rank, score, ROUNDS), told
 
 
 def _shown(ranked: Ranked, document: Document) -> tuple[list[RoundLine], str]:
@@ -195,262 +196,162 @@ logger = logging.getLogger("langchain_memkit")
 
 ASKED = "a question to the vector memory"
 BATCH = 32  # records whose texts are fetched at once from the store
-RERANKED = 50  # records that a reranker is given
 FEW = 8  # records per batch where the texts come with the index
+RERANKED = 50  # records that a reranker is given
 MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
 MISSES = 3  # records that may fail to fit before the note counts as full
-# Tokens: a note of at most so many holds single sentences, since a frame and a few rounds would fill it. The second for
-# questions about the user if the search is not sure what answers them.
-BRIEF = 72, 128
-FIRST = 3  # records that stand behind the best one in a longer note near the floor, because of what they state
-TELLS = 0.15  # how much a sentence must tell by its words if all records are below the floor
-NEARLY = 0.2  # distance below the floor at which a record is still quoted beside one that is above it
-LEAST, SURE = 0.05, 0.97  # share of `max_tokens` filled at the floor; distance above the floor at which all is filled
 
 Keep: TypeAlias = Callable[[IndexRecord], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
+"""A ranked record, with the reranker's score."""
 Fetched: TypeAlias = tuple[Index, ReadSession | None]
 """The index of a user, with the snapshot of a session if a write can start from it."""
 
 
-async def search(core: VectorMemoryConfig, user_id: str, text: str, k: int, keep: Keep, zone: tzinfo) -> HitList:
+async def search(core: VectorMemoryConfig, user_id: str, question: Question, k: int, keep: Keep) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
-    text = truncate_with_warning(text, QUESTION, ASKED)
     hits, seen = HitList(), set[str]()
-    ranked, *_ = await _ranked(core, user_id, text, keep, None, None, zone)
+    every, _ = await _ranked(core, user_id, question, keep, None)
+    ranked = await _reranked(core, user_id, question, every)
     while some := list(islice(ranked, min(k - len(hits), BATCH))):
         fetched = await _fetched(core, user_id, some, seen)
-        hits += [hit_of(found, rerank, document, zone) for found, rerank, document, _ in fetched]
+        hits += [hit_of(found, rerank, document, question) for found, rerank, document, _ in fetched]
     return hits
 
 
 async def recall(
-    core: VectorMemoryConfig,
-    user_id: str,
-    query: str,
-    text: str,
-    keep: Keep,
-    fetched: Fetched | None,
-    zone: tzinfo,
+    core: VectorMemoryConfig, user_id: str, query: str, question: Question, keep: Keep, fetched: Fetched | None
 ) -> list[BaseMessage]:
-    """Quote as many of the best records that `keep` accepts as fit in one note, in the order in which they were said.
+    """Quote the records that `keep` accepts and that are related to the question, as many of the best as fit in a note.
 
-    `text` is the question; where `query`, as `load` was given it, is a dry run, it is not recorded that the records
-    were recalled, and its `remarks` receive explanations of what the floor left out. `fetched` holds the user's index,
-    if it was read already; `zone` is the user's time zone. The result is empty if nothing is related to the question,
-    or nothing fits.
+    Related is what scores at least `floor`. Where `query`, as `load` was given it, is a dry run, it is not recorded
+    that the records were recalled, and its `remarks` receive what the floor left out. `fetched` holds the user's
+    index, if it was read already. The result is empty if nothing is related, or nothing fits.
     """
-    ranked, quotes, budget, share = await _selected(core, user_id, query, text, keep, fetched, zone)
-    if not share:
+    every, count = await _ranked(core, user_id, question, keep, fetched)
+    best = next(every, None)
+    if best is None:
         return []
-    brief = quotes is not None
+    wanted = related(chain([best], every), question, core.floor)
+    first = next(wanted, None)
+    if first is None:
+        _remark(
+            query,
+            f"VectorMemory recalled nothing: the best of {count:,} records scores {best.score:.2f}, and the floor is "
+            f"{core.floor:g}",
+        )
+        return []
+    ranked = await _reranked(core, user_id, question, chain([first], wanted))
+    note, chosen = await _filled(core, user_id, ranked, question)
+    # recency ranking and eviction both need the time of the last recall
+    silent = core.read_only or getattr(query, "trial", False)
+    needs_times = bool(core.ranking.recency) or core.max_records is not None
+    if chosen and needs_times and not silent:
+        try:
+            await core.records.touch(user_id, [entry.id for entry in chosen], core.now())
+        except HistoryWriteError as error:
+            logger.warning("when memories were recalled is not stored: %s", error)
+    return note
+
+
+def _remark(query: str, text: str) -> None:
+    """Tell a dry run what is worth knowing."""
+    remarks: list[str] | None = getattr(query, "remarks", None)
+    if remarks is not None:
+        remarks.append(text)
+
+
+async def _filled(
+    core: VectorMemoryConfig, user_id: str, ranked: Iterator[Found], question: Question
+) -> tuple[list[BaseMessage], list[IndexRecord]]:
+    """Put as many of the ranked records into a note as fit, in the order in which they were said."""
     chosen: list[tuple[IndexRecord, Record, NoteParts]] = []
     headed, seen = set[tuple[str, str]](), set[str]()
-    zones = timezones_named([core.now().astimezone(zone)])
-    room = budget - count_text(render_note_parts([("", "", "")] if brief else [], zones=zones), core.counter)
+    zones = timezones_named([question.now])
+    room = core.max_tokens - count_text(render_note_parts([], zones=zones), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
-    # Near the floor only a share of the budget is filled. The first record may use all of it, so that one long record
-    # is not dropped because the share is small.
-    spare = budget - int(share * budget)
     # showing a batch of records costs I/O: for their texts, or to check them against transcripts
     reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     misses, full = 0, False
-    while not full and (some := list(islice(ranked, BATCH if reads and not brief else FEW))):
+    while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
         for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
-            shown = notes
-            if quotes is not None:
-                at = found.entry.at and in_timezone(found.entry.at, zone)
-                shown = {_note_key(found, at): quotes[found.entry.id]}
-            record, parts = note_record_of(found, rerank, document, len(chosen), shown, zone)
+            record, parts = note_record_of(found, rerank, document, len(chosen), notes, question)
             heading, quote, session = parts
-            place = (record.role, record.text) if brief else (heading, session)
-            if brief and place in headed:
-                continue
-            told = quote if brief or (session and place in headed) else f"{heading}\n{quote}"
+            shares_heading = bool(session) and (heading, session) in headed
+            told = quote if shares_heading else f"{heading}\n{quote}"
             cost = count_text(f"{told}\n", core.counter) - message
-            if cost > room - (spare if chosen else 0):
+            if cost > room:
                 misses += 1
             else:
                 chosen.append((found.entry, record, parts))
-                headed.add(place)
+                headed.add((heading, session))
                 room -= cost
-            if full := misses >= MISSES or len(chosen) == core.k:
+            full = misses >= MISSES or len(chosen) == core.k
+            if full:
                 break
     note = _note(chosen)
     # A tokenizer may count the whole note higher than the sum of its parts: drop the least relevant until it fits.
-    while chosen and count_tokens([note], core.counter)[0] > budget:
+    while chosen and count_tokens([note], core.counter)[0] > core.max_tokens:
         chosen.pop()
         note = _note(chosen)
-    if not chosen:
-        if misses:
-            logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
-        return []
-    # recency ranking and eviction both need the time of the last recall
-    silent = core.read_only or getattr(query, "trial", False)
-    if not silent and (core.ranking.recency or core.max_records is not None):
-        try:
-            await core.records.touch(user_id, [entry.id for entry, *_ in chosen], core.now())
-        except HistoryWriteError as error:
-            logger.warning("when memories were recalled is not stored: %s", error)
-    return [note]
-
-
-async def _selected(
-    core: VectorMemoryConfig,
-    user_id: str,
-    query: str,
-    text: str,
-    keep: Keep,
-    fetched: Fetched | None,
-    zone: tzinfo,
-) -> tuple[Iterator[Found], dict[str, Any] | None, int, float]:
-    """Select the records of a note.
-
-    Returns them, best first; what is quoted of each, as `_statements` gives it, or None for whole rounds; the tokens of
-    the note; and the share of these that is filled, 0 if nothing is recalled.
-    """
-    remarks: list[str] | None = getattr(query, "remarks", None)
-    every, count, best, least = await _ranked(core, user_id, text, keep, fetched, core.floor, zone)
-    share = shown = _share(core.floor, best)
-    english = core.reranker is None and language_of(text) == "english"
-    # The floor measures words in common, of which the newer statement often has none: look at what is stated, too.
-    # Below the floor that fills a short note only, or none without vectors, since it would bring too much along.
-    about = english and share < 1 and is_about_user(text) and core.floor == FLOOR and not DO.search(text)
-    budget = core.max_tokens if share or least == -math.inf else min(core.max_tokens, BRIEF[0])
-    brief = english and budget <= BRIEF[about]
-    ranked: Iterator[Found] = (pair for pair in every if pair[0].relation >= least)
-    quotes: dict[str, Any] | None = None
-    if (brief and share) or (about and (brief or share)):
-        known = [*every]
-        tells = 0.0 if brief and share else TELLS
-        stating, quoted = await _statements(core, user_id, text, known, budget, tells, zone)
-        some = [*islice(stating, FIRST)]
-        if brief:
-            ranked, quotes, shown = chain(some, stating), quoted, float(bool(some))
-        else:  # behind the best one, which the floor let through
-            rest = [pair for pair in known if pair[0].relation >= least]
-            ranked = chain(rest[:1], some, rest)
-    if remarks is not None and count and share < 1:
-        told = f"the best of {count:,} records has {best:.2f} to do with the question, and the floor is {core.floor:g}"
-        if isinstance(core.store, VectorStoreAdapter):
-            told += f"; the similarities of {core.store.name}, whose scale is not known, do not count"
-        filled = "quoted single sentences" if brief else f"filled {share:.0%} of its tokens"
-        remarks.append(f"VectorMemory {filled if shown else 'recalled nothing'}: {told}")
-    return ranked, quotes, budget, shown
-
-
-async def _statements(
-    core: VectorMemoryConfig,
-    user_id: str,
-    question: str,
-    ranked: Sequence[Found],
-    budget: int,
-    least: float,
-    zone: tzinfo,
-) -> tuple[Iterator[Found], dict[str, Any]]:
-    """Order records as `statements_first` does: those whose quote fits into a note, and that tell at least so much.
-
-    Returns the records, lazily, and for each id of those returned what is quoted: text, speaker, ids and texts of the
-    messages, and how it is rendered.
-    """
-    role, asked, about = "ai" if YOU.search(question) else "human", question.casefold(), is_about_user(question)
-    text_of = await core.records.texts(user_id, [found.entry.id for found, _ in ranked])
-    said: list[tuple[Ranked, list[RoundLine]]] = []  # what one speaker said in a record
-    for found, _ in ranked:
-        if (stored := text_of(found.entry.id)) is None:
-            continue
-        lines, text = _shown(found, stored[0])
-        # What whoever is named said; if the question is about the user, the user's words, or the model's if it says so.
-        if about and len(lines) == len(found.entry.said):
-            meant = [line for line in lines if line.role == role or (line.name and line.name.casefold() in asked)]
-            lines = meant or lines
-        lines = lines or [RoundLine("document", "", text, "", False)]
-        speakers = dict.fromkeys(line.speaker for line in lines)
-        said += [(found, [line for line in lines if line.speaker == speaker]) for speaker in speakers]
-    texts = [" ".join(line.text for line in lines) for _, lines in said]
-    order = await cpu_bound(
-        lambda: statements_first(question, [found for found, _ in said], texts), long=len(said) > FEW
-    )
-    quotes: dict[str, Any] = {}
-    zones = timezones_named([core.now().astimezone(zone)])
-    room = budget - count_text(render_note_parts([("", "", "")], zones=zones), core.counter)
-
-    def stating() -> Iterator[Found]:
-        for i, sentences, told in order:
-            (found, lines), quote = said[i], " ".join(sentences)
-            at = found.entry.at and in_timezone(found.entry.at, zone)
-            shown = note_parts(Record(quote, role=lines[0].speaker, date=at, memory=ROUNDS))
-            if found.entry.id not in quotes and told >= least and count_text(shown[1], core.counter) <= room:
-                parts = tuple((next((li.message for li in lines if s in li.text), ""), s) for s in sentences)
-                quotes[found.entry.id] = quote, lines[0].speaker, parts, shown
-                yield found, None
-
-    return stating(), quotes
-
-
-def _share(floor: float | None, best: float) -> float:
-    """Return the share of `max_tokens` to fill: 0 below the floor, 0.05 at it, rising to all of it 0.97 above."""
-    if floor is None:
-        return 1.0
-    return 0.0 if best < floor else min(1.0, LEAST + (1 - LEAST) * (best - floor) / SURE)
+    if not chosen and misses:
+        logger.warning("max_tokens=%d is too little for any of the %d best rounds", core.max_tokens, misses)
+    return ([note] if chosen else []), [entry for entry, *_ in chosen]
 
 
 async def _ranked(
-    core: VectorMemoryConfig,
-    user_id: str,
-    text: str,
-    keep: Keep,
-    fetched: Fetched | None,
-    floor: float | None,
-    zone: tzinfo,
-) -> tuple[Iterator[Found], int, float, float]:
-    """Rank the user's records, with the reranker if there is one.
-
-    The reranker is not called if all records are below the floor. Returns the records, best first, each with its
-    reranker score or None; the number of records that were compared; the highest `relation` among them; and the lowest
-    with which a record is to be shown.
-    """
-    store, now = core.store, core.now().astimezone(zone)
-    accessed: Mapping[str, datetime] = await core.records.accesses(user_id) if core.ranking.recency else {}
+    core: VectorMemoryConfig, user_id: str, question: Question, keep: Keep, fetched: Fetched | None
+) -> tuple[Iterator[Ranked], int]:
+    """Rank the user's records. Returns them, best first, and the number of records that were compared."""
+    store = core.store
+    if core.ranking.recency:
+        question = replace(question, accessed=await core.records.accesses(user_id))
     if isinstance(store, VectorStoreAdapter):
-        hits = await store.similar(user_id, text, core.ranking.candidates)
-        similar = {document.id: score for document, score in hits if document.id}
-        index, question = index_of(document for document, _ in hits), Question(text, None, now, similar, accessed)
+        hits = await store.similar(user_id, question.text, core.ranking.candidates)
+        question = replace(question, similar={document.id: score for document, score in hits if document.id})
+        index = index_of(document for document, _ in hits)
     else:
         index, _ = fetched or await store.records.read(user_id)
-        try:
-            vector = await store.records.embed_query(text)
-        except ConfigurationError:
-            raise
-        except Exception as error:  # noqa: BLE001  # embedders raise anything; lexical search still works without one
-            vector, why = None, describe_error(error)
-            logger.warning("the question was not embedded, only its words are looked for: %s", why)
-        question = Question(text, vector, now, None, accessed)
-    long = len(index) > MANY or len(text) > SHORT
-    found, count, best = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
+        question = replace(question, vector=await _embedded(store, question.text))
+    long = len(index) > MANY or len(question.text) > SHORT
+    found, count = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
     # Without similarities every record is ranked, also those that share no word with the question: drop these.
-    if question.vector is None and question.similar is None:
-        found = (ranked for ranked in found if ranked.score > 0)
-    # Near the floor each record must (nearly) reach it itself. Not without vectors: the words alone miss answers that
-    # stand beside a related record.
-    floor = -math.inf if floor is None else floor
-    near = question.vector is not None and core.ranking.relevance and best < floor + SURE
-    least = floor - NEARLY if near else -math.inf
-    if core.reranker is None or best < floor:
-        return ((ranked, None) for ranked in found), count, best, least
-    by_id = {ranked.entry.id: ranked for ranked in islice((r for r in found if r.relation >= least), RERANKED)}
+    without = question.vector is None and question.similar is None
+    return (ranked for ranked in found if ranked.score > 0 or not without), count
+
+
+async def _embedded(store: RecordVectorStore, text: str) -> Any:
+    """Embed a question; None if that fails, since its words can be looked for without a vector."""
+    try:
+        return await store.records.embed_query(text)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001  # embedders raise anything
+        why = describe_error(error)
+        logger.warning("the question was not embedded, only its words are looked for: %s", why)
+        return None
+
+
+async def _reranked(
+    core: VectorMemoryConfig, user_id: str, question: Question, ranked: Iterator[Ranked]
+) -> Iterator[Found]:
+    """Reorder the best records with the reranker, if there is one."""
+    reranker = core.reranker
+    if reranker is None:
+        return ((found, None) for found in ranked)
+    by_id = {found.entry.id: found for found in islice(ranked, RERANKED)}
     if not by_id:
-        return iter(()), 0, 0.0, least
+        return iter(())
     # Keep the id in the metadata as well: a compressor may build new documents without ids.
     stored = await core.records.get_by_ids(user_id, list(by_id))
     given = [Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id}) for d in stored]
-    reranker = core.reranker
+    text = question.text
     anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
     )
     chosen = [(d.metadata.get("memkit_id") or d.id, d.metadata.get("relevance_score")) for d in anew]
-    return ((by_id[name], score) for name, score in chosen if name in by_id), count, best, least
+    return ((by_id[name], score) for name, score in chosen if name in by_id)
 
 
 async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:

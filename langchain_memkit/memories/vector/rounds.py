@@ -24,9 +24,11 @@ SIZE = 300  # characters of a record: some 75 tokens, so that a short note has r
 ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[\u3002\uff01\uff1f]", r"[,;:]\s+", r"\s", "")
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
-COURTESIES = """ok okay yes yeah yep no nope sure right fine great good nice cool perfect awesome thanks thank welcome
-    please hi hello hey bye goodbye morning evening night got understood done alright problem glad help cheers"""
-SMALL_TALK = frozenset(tokenize(COURTESIES))
+CONSENT = "ok okay yes yeah yep no nope sure right please done alright"
+GREETINGS = """fine great good nice cool perfect awesome thanks thank welcome hi hello hey bye goodbye morning evening
+    night got understood problem glad help cheers"""
+SMALL_TALK = frozenset(tokenize(f"{CONSENT} {GREETINGS}"))
+OF_GREETINGS = frozenset(tokenize(GREETINGS))
 
 
 class RoundLine(NamedTuple):
@@ -151,6 +153,15 @@ def is_small_talk(lines: Iterable[RoundLine]) -> bool:
     return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(tokenize(line.text, "english")) for line in lines)
 
 
+def is_greeting(line: RoundLine) -> bool:
+    """Return whether a user's line is only a greeting or thanks, which an answer adds nothing to.
+
+    Consent is none ("Yes, please"): what follows it may be what the user waited for.
+    """
+    words = tokenize(line.text, "english") if line.role == "human" and len(line.text) <= SHORT else []
+    return bool(words) and OF_GREETINGS.issuperset(words)
+
+
 def documents_of(
     round_: Round, place: Place, position: int, splitter: Splitter, last: Document | None = None, salt: str = ""
 ) -> list[Document]:
@@ -168,6 +179,8 @@ def documents_of(
         opening = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
         named = [*place, opening, salt] if salt else [*place, opening]
         round_id = str(uuid5(ROUNDS, json.dumps(named)))
+    if all(is_greeting(line) for line in lines if line.role == "human"):
+        lines = tuple(line for line in lines if line.role == "human") or lines
     first = int(known.get("chunk", 0))
     documents: list[Document] = []
     chunks = _chunks(lines, splitter)

@@ -30,7 +30,7 @@ from langchain_memkit.base import Query, SavedTurn
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.messages.tokens import count_tokens, resolve_counter
-from langchain_memkit.ranking.ranking import Ranking
+from langchain_memkit.ranking.score import Ranking
 from langchain_memkit.testing.fakes import FakeChatModel
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
