@@ -128,10 +128,6 @@ def lines_of(record: Record) -> str:
 def note_parts(record: Record) -> NoteParts:
     """Render the parts of one record for `render_note_parts`."""
     date = record.date.date().isoformat() if record.date else ""
-    if record.memory == ROUNDS and record.role:  # a single sentence, behind its date and speaker
-        who = "" if record.role == "human" else one_line(record.role).replace(":", " ")
-        head = " ".join(filter(None, (date or "undated", who)))
-        return "", quote_lines(" ".join(f"{head}: {record.text}".split())), ""
     quote = quote_lines(record.text)
     # Session ids are long and mean nothing to a model: they took a fifth of a note. `records_of` has them.
     if record.memory == ROUNDS and date:

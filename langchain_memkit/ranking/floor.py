@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from langchain_memkit.ranking.question import Question
 from langchain_memkit.ranking.score import Ranked
 
-FLOOR = 1.2
+FLOOR = 1.25
 """The score from which on a record is related, unless an app says otherwise."""
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import numpy.typing as npt
 
-from langchain_memkit.ranking.dates import DateRange, parse_date_ranges
+from langchain_memkit.ranking.dates import DAYS, MONTHS, DateRange, parse_date_ranges
 from langchain_memkit.ranking.tokenize import language_of, tokenize
 
 SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
@@ -29,6 +29,7 @@ FIRST_PERSON = {  # Chinese and Japanese words are looked for in every text that
     "dutch": r"\b(?:ik|mij|mijn|wij|ons|onze)\b",
 }
 USER_ASKS = {language: re.compile(words, re.IGNORECASE) for language, words in FIRST_PERSON.items()}
+CALENDAR = frozenset([*MONTHS, *DAYS])
 # What may be a name: a word within a sentence, or with "'s"; the first one has a capital anyway.
 WITHIN = re.compile(r"(?<=[\w,;:] )\w{3,}|\b\w{3,}(?='s\b)")
 
@@ -41,7 +42,8 @@ class Question:
         text: What is asked.
         words: Its stems, in order, without stop words.
         language: The language as which its words were read.
-        capitals: Stems of the capitalized words within sentences, which may be names or nicknames.
+        capitals: Stems of the capitalized words within sentences, which may be names or nicknames; without those of
+            months and days of the week, and none in German, where every noun has a capital.
         dates: The days that it names.
         first_person: Whether it says "I", "my" or "we".
         of_model: Whether it asks for what the model said ("What did you suggest?"). English only.
@@ -83,11 +85,12 @@ def read_question(text: str, now: datetime, most: int = 2000) -> Question:
         >>> from datetime import UTC
         >>> asked = read_question("What did you suggest for Ann's birthday in May?", datetime(2026, 1, 2, tzinfo=UTC))
         >>> asked.words, asked.of_model, sorted(asked.capitals)
-        (('suggest', 'ann', 'birthday', 'may'), True, ['ann', 'may'])
+        (('suggest', 'ann', 'birthday', 'may'), True, ['ann'])
     """
     language = language_of(text)
     beginning = text[:most].replace("\u2019", "'")
-    capitals = [word for word in WITHIN.findall(beginning) if word.istitle()]
+    may_be_names = [word for word in WITHIN.findall(beginning) if word.istitle() and word.lower() not in CALENDAR]
+    capitals = [] if language == "german" else may_be_names
     return Question(
         text=text,
         words=tuple(tokenize(text)),

@@ -11,7 +11,7 @@ that holds it, have a lexical score of 1. So scores are comparable between quest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.ranking.bm25 import Doubles, Flags, IndexSnapshot, WordMatches, match_words
+from langchain_memkit.ranking.bm25 import Doubles, Flags, IndexSnapshot, Postings, WordMatches, match_words
 from langchain_memkit.ranking.dates import date_proximity
 from langchain_memkit.ranking.index import Index, UsualSimilarity
 from langchain_memkit.ranking.question import Question
@@ -43,7 +43,7 @@ class Ranking:
         neighbours: Share of the two scores above that a record passes on to the records before and after it in its
             session; the share's square goes to the next ones.
         session: Weight of BM25 of the whole session.
-        name: Points of a record by a speaker whom the question names.
+        name: Points of a record by a speaker whom the question names, or that holds another name of the question.
         speaker: Share of the scores above that a record gains in which whoever is asked about states something. A
             question that names nobody asks about the user.
         others: What a word of the question counts if somebody else says it, from 0 to 1.
@@ -67,7 +67,7 @@ class Ranking:
     lexical: float = 1.0
     neighbours: float = 0.3
     session: float = 0.1
-    name: float = 0.7
+    name: float = 0.5
     speaker: float = 0.7
     others: float = 0.25
     date: float = 1.0
@@ -166,7 +166,8 @@ def best_first(
         trust = 1.0 if question.vector is None else index.vector_trust
         weights = replace(ranking, relevance=trust * ranking.relevance)
         usual = index.usual if question.similar is None else usual_similarity(near[known])
-        parts = score_parts(view, question, asked, weights, found, near, known, usual)
+        named = holding(view, index.postings, question.capitals - asked.names)
+        parts = score_parts(view, question, asked, weights, found, near, known, named, usual)
         scores = parts.sum(axis=0)
         has_similarities = question.vector is not None or question.similar is not None
         likely = known | (found.found > 0) if has_similarities else np.ones(len(scores), bool)
@@ -192,6 +193,7 @@ def score_parts(
     found: WordMatches,
     near: Doubles,
     known: Flags,
+    named: Flags,
     usual: UsualSimilarity,
 ) -> Doubles:
     """Compute the weighted parts of the score: one row for each of `PARTS`, one column for each record."""
@@ -204,7 +206,7 @@ def score_parts(
     part["lexical"] += ranking.lexical * shared_words(found)
     part["neighbours"] += from_neighbours(view, content, ranking.neighbours)
     part["session"] += ranking.session * by_share(found.session, found.asked)
-    part["name"] += ranking.name * says * bool(asked.names)
+    part["name"] += ranking.name * (named | (says & bool(asked.names)))
     part["speaker"] += ranking.speaker * states * parts.sum(axis=0)
     if question.dates:
         part["date"] += ranking.date * date_proximity(question.dates, view.times, question.now.tzinfo or UTC)
@@ -261,6 +263,13 @@ def from_neighbours(view: IndexSnapshot, scores: Doubles, share: float) -> Doubl
     found = np.empty(len(ordered))
     found[view.order] = got
     return found
+
+
+def holding(view: IndexSnapshot, postings: Postings, names: Iterable[str]) -> Flags:
+    """Return for each record whether it holds any of these words."""
+    messages, _ = postings.of([*names])
+    rows = view.row[messages]
+    return np.bincount(rows[rows >= 0], minlength=len(view.entries)) > 0
 
 
 def _voices(view: IndexSnapshot, asked: AskedSpeakers) -> tuple[Flags, Flags]:
