@@ -45,6 +45,7 @@ class Record:
         rank: Position by relevance, 0 for the best, if records are shown in another order.
         score: Relevance, if the memory computes one; comparable within one memory and one turn only.
         memory: The kind of memory that returned it.
+        why: Why it was found, in words, if the memory tells; not shown to the model.
     """
 
     text: str
@@ -57,6 +58,7 @@ class Record:
     rank: int | None = None
     score: float | None = None
     memory: str = ""
+    why: str = ""
 
 
 FIELDS = tuple(field.name for field in fields(Record))
@@ -224,7 +226,9 @@ def _records_in(message: BaseMessage) -> list[Record] | None:
             date = from_text(plain["date"]) if plain["date"] else None
             parts = tuple((name, text) for name, text in plain.get("parts", ()))
             r: Any = Record(**{**plain, "date": date, "parts": parts})
-            "".join((r.text, r.about, r.role, r.source, r.memory, *chain.from_iterable(parts)))  # if all are texts
+            "".join(
+                (r.text, r.about, r.role, r.source, r.memory, r.why, *chain.from_iterable(parts))
+            )  # if all are texts
             if not (isinstance(r.id, STRING) and isinstance(r.rank, WHOLE) and isinstance(r.score, NUMBER)):
                 return None
             records.append(r)
@@ -248,7 +252,7 @@ def _tagged(r: Record, memory: str, timezone: tzinfo | None) -> Record:
     if r.memory and date is r.date:
         return r
     # Written out, since `dataclasses.replace` takes three times as long.
-    return Record(r.text, r.about, r.role, r.source, date, r.id, r.parts, r.rank, r.score, r.memory or memory)
+    return Record(r.text, r.about, r.role, r.source, date, r.id, r.parts, r.rank, r.score, r.memory or memory, r.why)
 
 
 def plain_lines(records: Iterable[Record]) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 import numpy.typing as npt
 
 from langchain_memkit.ranking.dates import DAYS, MONTHS, DateRange, parse_date_ranges
-from langchain_memkit.ranking.tokenize import language_of, tokenize
+from langchain_memkit.ranking.tokenize import read_words, tokenize
 
 SAY = "say|tell|write|give|mention|suggest|recommend|advise|explain|propose|promise"
 SAID = "said|told|wrote|gave|(?:mention|suggest|recommend|explain)ed|(?:advise|propose|promise)d"
@@ -41,6 +41,7 @@ class Question:
     Attributes:
         text: What is asked.
         words: Its stems, in order, without stop words.
+        spelled: The same words as they were written, in small letters.
         language: The language as which its words were read.
         capitals: Stems of the capitalized words within sentences, which may be names or nicknames; without those of
             months and days of the week, and none in German, where every noun has a capital.
@@ -55,6 +56,7 @@ class Question:
 
     text: str
     words: tuple[str, ...]
+    spelled: tuple[str, ...]
     language: str
     capitals: frozenset[str]
     dates: Sequence[DateRange]
@@ -87,13 +89,14 @@ def read_question(text: str, now: datetime, most: int = 2000) -> Question:
         >>> asked.words, asked.of_model, sorted(asked.capitals)
         (('suggest', 'ann', 'birthday', 'may'), True, ['ann'])
     """
-    language = language_of(text)
+    spelled, words, language = read_words(text)
     beginning = text[:most].replace("\u2019", "'")
     may_be_names = [word for word in WITHIN.findall(beginning) if word.istitle() and word.lower() not in CALENDAR]
     capitals = [] if language == "german" else may_be_names
     return Question(
         text=text,
-        words=tuple(tokenize(text)),
+        words=tuple(words),
+        spelled=tuple(spelled),
         language=language,
         capitals=frozenset(tokenize(" ".join(capitals), language)),
         dates=parse_date_ranges(beginning, now.date()),

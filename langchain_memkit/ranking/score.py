@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -208,8 +208,7 @@ def score_parts(
     part["session"] += ranking.session * by_share(found.session, found.asked)
     part["name"] += ranking.name * (named | (says & bool(asked.names)))
     part["speaker"] += ranking.speaker * states * parts.sum(axis=0)
-    if question.dates:
-        part["date"] += ranking.date * date_proximity(question.dates, view.times, question.now.tzinfo or UTC)
+    part["date"] += ranking.date * of_days(view, question, parts.sum(axis=0))
     if ranking.recency:
         recent = recency(view, question.accessed, question.now, ranking.decay_rate)
         part["recency"] += ranking.recency * (min_max(recent) if ranking.over_all else recent)
@@ -263,6 +262,19 @@ def from_neighbours(view: IndexSnapshot, scores: Doubles, share: float) -> Doubl
     found = np.empty(len(ordered))
     found[view.order] = got
     return found
+
+
+def of_days(view: IndexSnapshot, question: Question, scores: Doubles) -> Doubles:
+    """Score how close each record is to the days that the question names: 1 on one of them, 0 from a week away.
+
+    A past day may be all that is known of a record. "Today" and "before March" say little about any one record, so they
+    count no more than what the record scores without them.
+    """
+    zone, today = question.now.tzinfo or UTC, question.now.date()
+    past = [when for when in question.dates if date.min < when.first and when.last < today]
+    others = [when for when in question.dates if when not in past]
+    found = date_proximity(past, view.times, zone)
+    return np.maximum(found, date_proximity(others, view.times, zone) * np.clip(scores, 0, 1))
 
 
 def holding(view: IndexSnapshot, postings: Postings, names: Iterable[str]) -> Flags:

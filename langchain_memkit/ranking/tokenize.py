@@ -82,6 +82,16 @@ def tokenize(text: str, language: str = "", known: Container[str] | None = None)
     return stems
 
 
+def read_words(text: str) -> tuple[list[str], list[str], str]:
+    """Return the words of a text without stop words, in small letters; their stems; and the language.
+
+    Example:
+        >>> read_words("Wo sind meine Katzen?")
+        (['katzen'], ['katz'], 'german')
+    """
+    return _read(text)
+
+
 def tokenize_record(text: str) -> list[str]:
     """Tokenize a text that is stored: as `tokenize`, and other languages' words with their English stems as well.
 

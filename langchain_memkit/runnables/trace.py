@@ -113,6 +113,7 @@ class RecalledRecord:
         source: Where it comes from: a session, a file, a title; empty if unknown.
         date: When it was said or written; None if unknown.
         text: Its text, word for word.
+        why: Why it was found, in words, if the memory tells; empty in a stored trace, since it quotes the question.
     """
 
     memory: str
@@ -121,6 +122,7 @@ class RecalledRecord:
     source: str
     date: datetime | None
     text: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -197,6 +199,7 @@ class TurnTrace:
                 given.append(places.setdefault(tuple(message.values()), len(places)))
             call |= {"messages": given, "tokens": {**tokens, "tools": call["tool_tokens"]}}
         for record in data["recalled"]:
+            del record["why"]
             record |= {"text": "", **({"about": "", "source": ""} if redacted else {})}
         names = [each.name for each in fields(ShownMessage)]
         shown = [dict(zip(names, message, strict=True)) for message in places]
@@ -239,7 +242,8 @@ class TurnTrace:
             yield f"searched for: {excerpt(self.searched_for)}", ""
         for r in self.recalled:
             known = f" ({excerpt(known_of(r))})" if known_of(r) else ""
-            yield f" recalled {score_of(r):>6} {excerpt(r.memory)}{known}: {excerpt(r.text)}", "notes"
+            why = f"; {excerpt(r.why)}" if r.why else ""
+            yield f" recalled {score_of(r):>6} {excerpt(r.memory)}{known}{why}: {excerpt(r.text)}", "notes"
         for call in self.told_calls:
             yield f"     call {excerpt(call)}", ""
         if "model" in self.seconds:
@@ -296,12 +300,12 @@ class TurnTrace:
         )
         legend = " &ensp; ".join(f'<span style="color:{c}">&#9632;</span> {p} {n:,}' for p, n, c in parts)
         shown = [(m.part, m.role, f"{m.tokens:,}", m.text) for m in self.messages]
-        recalled = [(r.memory, score_of(r), known_of(r), r.text) for r in self.recalled]
+        recalled = [(r.memory, score_of(r), known_of(r), r.why, r.text) for r in self.recalled]
         said = [*self.told_calls, *self.notes]
         if self.searched_for is not None:
             said.append(f"searched for: {self.searched_for}")
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in said)
-        records = _table(("recalled by", "score", "of", "text"), recalled) + SCORE if recalled else ""
+        records = _table(("recalled by", "score", "of", "why", "text"), recalled) + SCORE if recalled else ""
         table = _table(("part", "role", "tokens", "text"), shown)
         size = f"<b>{html.escape(self.size)}</b>; {self.left_out}"
         return f'{STYLE}<div class="memkit-trace">{size}<div>{bar}</div>{legend}{notes}{table}{records}</div>'
@@ -566,7 +570,9 @@ class TurnRecorder(BaseCallbackHandler):
             summarized=max((event["summarized"] for event in heard), default=0),
             dropped_ids=[*(each for event in heard for each in event["dropped_ids"]), *(m.id for m in left)],
             summarized_ids=[message_id for event in heard for message_id in event["summarized_ids"]],
-            recalled=[RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text) for r in records],
+            recalled=[
+                RecalledRecord(r.memory, r.score, r.about or r.role, r.source, r.date, r.text, r.why) for r in records
+            ],
             notes=notes,
             counter=counter_name(counter),
             searched_for=condensed[0]["searched_for"] if condensed else None,  # the outer retriever speaks first

@@ -27,6 +27,7 @@ from langchain_memkit.messages.tokens import count_text, count_tokens
 from langchain_memkit.ranking.floor import related
 from langchain_memkit.ranking.index import Index, IndexRecord
 from langchain_memkit.ranking.question import Question
+from langchain_memkit.ranking.reasons import reasons_for
 from langchain_memkit.ranking.score import PARTS, Ranked, best_first
 from langchain_memkit.stores.vector_cache import ReadSession
 from langchain_memkit.stores.vectors import RecordVectorStore
@@ -49,6 +50,7 @@ class Hit:
         speakers: The speakers in the text, in order of appearance: names, or `"human"`, `"ai"`, `"tool"`.
         message_ids: Ids of the messages in the text; messages without an id are left out.
         rerank: The reranker's score; None without a reranker, or if it returns no score.
+        why: Why it was found, in words: "shares: lemon, tree; said by you; 3 days ago".
     """
 
     id: str
@@ -60,18 +62,20 @@ class Hit:
     speakers: tuple[str, ...]
     message_ids: tuple[str, ...]
     rerank: float | None = None
+    why: str = ""
 
 
 class HitList(list[Hit]):
     """A list of hits, best first, that prints one line per hit, renders as a table in notebooks, and can be plotted."""
 
     def __repr__(self) -> str:
-        """Return one line per hit: score, date, session, beginning of the text."""
+        """Return one line per hit: score, date, session, beginning of the text, and why it was found."""
         lines = [f"{len(self) or 'no'} {'hit' if len(self) == 1 else 'hits'}"]
         for hit in self:
             text = printable(hit.text)
             text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
-            lines.append(f"{hit.score:.2f} ({_day(hit)}, session {printable(hit.session_id)}): {text}")
+            why = f" ({printable(hit.why)})" if hit.why else ""
+            lines.append(f"{hit.score:.2f} ({_day(hit)}, session {printable(hit.session_id)}): {text}{why}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -79,11 +83,12 @@ class HitList(list[Hit]):
         if not self:
             return "<p>No hits.</p>"
         names = self._parts()
-        head = "".join(f"<th>{name}</th>" for name in ("score", *names, "when", "where", "text"))
+        head = "".join(f"<th>{name}</th>" for name in ("score", *names, "why", "when", "where", "text"))
         rows = []
         for hit in self:
             numbers = [hit.score, *(hit.parts.get(name, 0.0) for name in names)]
-            cells = [*(f"{number:.2f}" for number in numbers), _day(hit), printable_html(hit.session_id)]
+            where = printable_html(hit.session_id)
+            cells = [*(f"{number:.2f}" for number in numbers), printable_html(hit.why), _day(hit), where]
             said = "<br>".join(printable_html(line) for line in hit.text.split("\n"))
             rows.append("".join(f"<td>{cell}</td>" for cell in [*cells, said]))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -139,6 +144,7 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document, question: Q
         tuple(dict.fromkeys(line.speaker for line in lines)),
         tuple(line.message for line in lines if line.message),
         rerank,
+        reasons_for(ranked, question),
     )
 
 
@@ -161,7 +167,8 @@ def note_record_of(
         told = note_parts(Record(text, source=source, date=at, memory=ROUNDS))
         known = notes[key] = text, tuple((line.message, line.text) for line in lines), told
     text, parts, told = known
-    return Record(text, "", "", source, at, None, parts, rank, score, ROUNDS), told
+    why = reasons_for(ranked, question)
+    return Record(text, "", "", source, at, None, parts, rank, score, ROUNDS, why), told
 
 
 def _shown(ranked: Ranked, document: Document) -> tuple[list[RoundLine], str]:
