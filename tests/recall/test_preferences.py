@@ -13,7 +13,7 @@ from langchain_memkit import PreferenceMemory, WordLlamaEmbeddings, find_english
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.testing import FrozenClock
 
-PRECISION, RECALL = 0.95, 0.6  # 1.0 and .655 were measured on 300 sentences of an author who knew no patterns
+PRECISION, RECALL = 0.95, 0.6  # 1.0 and .655 were measured on 300 sentences of another author
 INSTRUCTIONS, PREFERENCES = 38, 18  # 40 and 20 of as many: the patterns were written with these at hand
 NEAREST = 28  # 32 of 40 were measured, 9 of them without an embedder
 
