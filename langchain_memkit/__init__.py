@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from langchain_memkit.explain import explain_last_turn, explain_stored_turn, explain_turn
     from langchain_memkit.memories.chat_history import ChatHistoryMemory
     from langchain_memkit.memories.composed import ComposedMemory
+    from langchain_memkit.memories.english_preferences import find_english_preferences
     from langchain_memkit.memories.entity import EntityMemory
     from langchain_memkit.memories.key_value import KeyValueMemory
     from langchain_memkit.memories.preferences import PreferenceMemory
@@ -72,6 +73,7 @@ __all__ = [
     "explain_last_turn",
     "explain_stored_turn",
     "explain_turn",
+    "find_english_preferences",
     "purge_user",
     "session",
 ]
@@ -90,6 +92,7 @@ _PLAIN = {
     "explain": "explain_last_turn explain_stored_turn explain_turn",
     "memories.chat_history": "ChatHistoryMemory",
     "memories.composed": "ComposedMemory",
+    "memories.english_preferences": "find_english_preferences",
     "memories.preferences": "PreferenceMemory",
     "preprocessors": "create_history_preprocessor create_trim_preprocessor",
     "runnables": "RunnableWithMessageHistory create_runnable_with_message_history",

@@ -75,8 +75,9 @@ class MessageHistoryMiddleware(AgentMiddleware[Any, Any, Any]):
         preprocessor: Messages in, messages out: one of memkit's is given the past and the run so far, as is what is
             piped with it; any other one the past.
         memories: Further memories for the model; loaded once in a run, before its first model call.
-        tools: Give the model the tools `remember`, `recall` and `forget` for the current user; notes are kept in the
-            first `KeyValueMemory.factory(store)` among `memories`.
+        tools: Give the model tools that keep something for the current user: `remember`, `recall` and
+            `forget` for notes, in the first `KeyValueMemory.factory(store)` among `memories`, and
+            `remember_preference` and `forget_preference`, in the first `PreferenceMemory`.
         read_results: Give the model the tool `read_result`, with which it reads a tool result again that was shortened
             to fit, in whole or only the lines that hold a word.
         **options: `timezone`, `before_save` and all that begin with `on_`, as in

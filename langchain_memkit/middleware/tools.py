@@ -1,4 +1,4 @@
-"""The tools with which the model of an agent keeps notes of its user, and reads a shortened tool result again."""
+"""The tools with which the model of an agent keeps notes and wishes of its user, and reads a shortened result again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from langchain_memkit._histories import load_history, turns_between
 from langchain_memkit._sync import Flow, Step, adrive, drive
 from langchain_memkit.base import HistoryView
 from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.memories.preferences import MAX_LINE, PreferenceMemory, PreferenceMemoryFactory
 from langchain_memkit.messages.notes import compose_notes
 from langchain_memkit.messages.text import message_text, one_line
+from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.middleware.run import AgentTurns, Run, RunHandle, ids_of_call
+from langchain_memkit.middleware.state import State, messages_in
 from langchain_memkit.runnables.session import BoundSession
 
 NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
+NO_PLACE = (
+    "tools=True needs memories=[...] in which the model may write: KeyValueMemory.factory(store) for notes (extra "
+    '"matching"), PreferenceMemory.factory(store) for how the user wants to be answered'
+)
 
 MAX_TITLE = 200  # characters
 MAX_TEXT = 4000
@@ -35,23 +42,78 @@ Word: TypeAlias = Annotated[
     str | None, Field(description="Give only the lines that hold this word or phrase; without it all of the result.")
 ]
 Start: TypeAlias = Annotated[int, Field(description="The character to begin at, 0 for the first.", ge=0)]
+Wish: TypeAlias = Annotated[
+    str, Field(description="How the user wants to be answered: their own words, word for word.")
+]
+Line: TypeAlias = Annotated[str, Field(description="The whole preference, as it stands in the records.")]
 Query: TypeAlias = Annotated[str, Field(description="What to look for, in a few words.")]
 
 
 def memory_tools(turns: AgentTurns) -> list[BaseTool]:
+    """Return the tools for the memories that a model may write in, of notes and of preferences."""
+    entries = turns.options.prompt.entries
+    tools: list[BaseTool] = []
+    if any(is_note_memory(entry) for entry in entries):
+        tools += note_tools(turns)
+    if any(is_preference_memory(entry) for entry in entries):
+        tools += preference_tools(turns)
+    if not tools:
+        raise ConfigurationError(NO_PLACE)
+    return tools
+
+
+async def _bound(turns: AgentTurns, runtime: ToolRuntime, is_wanted: Callable[[Any], bool]) -> tuple[BoundSession, Any]:
+    """Return the session of a tool call, and the first memory of a kind."""
+    session = await turns.bind(ids_of_call(runtime.config, runtime.context))
+    memory = next((memory for memory in session.memories if is_wanted(memory)), None)
+    if memory is None:
+        raise ConfigurationError(NO_USER)
+    return session, memory
+
+
+def preference_tools(turns: AgentTurns) -> list[BaseTool]:
+    """Return the tools `remember_preference` and `forget_preference`, for the first `PreferenceMemory`."""
+
+    async def remember_preference(text: Wish, runtime: ToolRuntime) -> str:
+        wish = " ".join(_checked(text, "text", MAX_LINE).split())
+        # A web page that the model has read must not set rules for all conversations.
+        quoted = _letters(wish)
+        if not quoted or not any(quoted in _letters(said) for said in _said_by_user(runtime.state)):
+            raise ToolException("The user did not say that. Give a part of what the user said, word for word.")
+        _, memory = await _bound(turns, runtime, is_preference_memory)
+        await Step(partial(memory.add, wish), partial(memory.aadd, wish))
+        return f"Remembered: {wish}"
+
+    async def forget_preference(text: Line, runtime: ToolRuntime) -> str:
+        _, memory = await _bound(turns, runtime, is_preference_memory)
+        wish = " ".join(_checked(text, "text", MAX_LINE).split())
+        if not await Step(partial(memory.remove, wish), partial(memory.aremove, wish)):
+            raise ToolException(f"There is no preference {wish!r}.")
+        return f"Forgotten: {wish}"
+
+    about = "Keep how the user wants to be answered from now on, in all conversations, once the user has said so."
+    return [
+        _tool(remember_preference, about),
+        _tool(forget_preference, "Strike out a preference that the user no longer has."),
+    ]
+
+
+def _said_by_user(state: State) -> list[str]:
+    """Return the texts of the user's messages that the model sees: of the transcript, the run and the state."""
+    run = _run_of(state)
+    known = [] if run is None else [*run.view.messages, *run.seen]
+    return [message_text(message) for message in (*known, *messages_in(state)) if is_user_message(message)]
+
+
+def _letters(text: str) -> str:
+    """Return a text without case, spacing and punctuation, which a model may change when it quotes."""
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def note_tools(turns: AgentTurns) -> list[BaseTool]:
     """Return the tools `remember`, `recall` and `forget`; notes are kept in the first `KeyValueMemory` of the user."""
     prompt = turns.options.prompt
-    if not any(is_note_memory(entry) for entry in prompt.entries):
-        msg = 'tools=True needs a memory for notes: put KeyValueMemory.factory(store) into memories (extra "matching")'
-        raise ConfigurationError(msg)
-
-    async def bound(runtime: ToolRuntime) -> tuple[BoundSession, Any]:
-        """Return the session of the call, and the memory that keeps the notes."""
-        session = await turns.bind(ids_of_call(runtime.config, runtime.context))
-        notes = next((memory for memory in session.memories if is_note_memory(memory)), None)
-        if notes is None:
-            raise ConfigurationError(NO_USER)
-        return session, notes
+    bound = partial(_bound, turns, is_wanted=is_note_memory)
 
     async def remember(title: Title, text: Text, runtime: ToolRuntime) -> str:
         _, notes = await bound(runtime)
@@ -226,6 +288,11 @@ def is_note_memory(entry: Any) -> bool:
     except ImportError:  # the extra is not installed
         return False
     return isinstance(entry, KeyValueMemoryFactory) or (isinstance(entry, KeyValueMemory) and bool(entry.user_id))
+
+
+def is_preference_memory(entry: Any) -> bool:
+    """Return whether a memory, or what a factory makes, keeps how a user wants to be answered."""
+    return isinstance(entry, (PreferenceMemory, PreferenceMemoryFactory))
 
 
 def _checked(value: str, name: str, most: int) -> str:

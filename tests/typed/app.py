@@ -51,6 +51,7 @@ from langchain_memkit import (
     explain_last_turn,
     explain_stored_turn,
     explain_turn,
+    find_english_preferences,
     purge_user,
     session,
     testing,
@@ -231,7 +232,8 @@ def memories(model: BaseChatModel, retriever: BaseRetriever) -> None:
     entities = EntityMemory.factory(SpacyEntityExtractor(), SQLiteKeyValueStore("chat.db"))
     assert_type(entities, EntityMemoryFactory)
     assert_type(entities("s1", "u1"), EntityMemory)
-    wishes = PreferenceMemory.factory(SQLiteKeyValueStore("chat.db"))
+    assert_type(find_english_preferences("Never use emojis."), list[str])
+    wishes = PreferenceMemory.factory(SQLiteKeyValueStore("chat.db"), find=find_english_preferences)
     assert_type(wishes("s1", "u1"), PreferenceMemory)
     assert_type(wishes("s1", "u1").preferences(), list[Preference])
     books = KeyValueMemory({"The Skeleton Songs": "Poems by Arabella Dusk."})

@@ -165,6 +165,7 @@ def test_front_door() -> None:
         "explain_last_turn",
         "explain_stored_turn",
         "explain_turn",
+        "find_english_preferences",
         "purge_user",
         "session",
     ]

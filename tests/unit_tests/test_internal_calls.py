@@ -15,7 +15,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
-from langchain_memkit import CondenseQuestionRetriever, EntityMemory, PreferenceMemory, create_history_preprocessor
+from langchain_memkit import CondenseQuestionRetriever, EntityMemory, create_history_preprocessor
 from langchain_memkit.memories.key_value import create_model_matcher
 from langchain_memkit.memories.vector.importance import create_model_importance
 
@@ -82,11 +82,6 @@ def describe(model: Any, call: Call) -> None:
     call(memory, "save", [HumanMessage("Nemo is a captain."), AIMessage("Noted.")])
 
 
-def confirm(model: Any, call: Call) -> None:
-    """Confirms a preference."""
-    call(PreferenceMemory("s1", user_id="u1", decide=model), "save", [HumanMessage("Never use emojis.")])
-
-
 @pytest.mark.parametrize(
     ("purpose", "use"),
     [
@@ -95,7 +90,6 @@ def confirm(model: Any, call: Call) -> None:
         ("importance", rate),
         ("matcher", match),
         ("entities", describe),
-        ("preferences", confirm),
     ],
 )
 def test_each_call_is_marked(call: Call, purpose: str, use: Callable[[Any, Call], None]) -> None:
