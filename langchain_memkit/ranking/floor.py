@@ -42,9 +42,9 @@ def related(ranked: Iterable[Ranked], question: Question, floor: float | None, f
     statements = 0
     least = floor / 2 if question.first_person else floor
     for record in ranked:
-        if record.score < least:
+        is_related = record.score >= floor
+        if not is_related and (record.score < least or statements >= few):
             return
-        is_wanted = record.states and statements < few
-        if record.score >= floor or is_wanted:
+        if is_related or record.states:
             statements += record.states
             yield record

@@ -24,7 +24,7 @@ from langchain_memkit.ranking.dates import date_proximity
 from langchain_memkit.ranking.index import Index, UsualSimilarity
 from langchain_memkit.ranking.question import Question
 from langchain_memkit.ranking.records import IndexRecord
-from langchain_memkit.ranking.speakers import AskedSpeakers, speakers_asked
+from langchain_memkit.ranking.speakers import speakers_asked
 
 PARTS = ("relevance", "lexical", "neighbours", "session", "name", "speaker", "date", "recency", "importance")
 
@@ -130,6 +130,13 @@ class Ranked(NamedTuple):
     shown: tuple[int, ...]  # ascending indices of `entry.said`, at least one: the messages to show
 
 
+class Voices(NamedTuple):
+    """For each record, whether an asked speaker says something in it, and whether one of them states something."""
+
+    says: Flags
+    states: Flags
+
+
 class RankedRecords(NamedTuple):
     """Result of `best_first`."""
 
@@ -167,19 +174,19 @@ def best_first(
         weights = replace(ranking, relevance=trust * ranking.relevance)
         usual = index.usual if question.similar is None else usual_similarity(near[known])
         named = holding(view, index.postings, question.capitals - asked.names)
-        parts = score_parts(view, question, asked, weights, found, near, known, named, usual)
+        by_asked = np.isin(view.spoken, [*asked.numbers])
+        voices = voices_in(view, by_asked)
+        parts = score_parts(view, question, bool(asked.names), weights, found, near, known, named, voices, usual)
         scores = parts.sum(axis=0)
         has_similarities = question.vector is not None or question.similar is not None
         likely = known | (found.found > 0) if has_similarities else np.ones(len(scores), bool)
-        _, states = _voices(view, asked)
-        by_asked = np.isin(view.spoken, list(asked.numbers))
     worth = (found.messages | by_asked).tolist() if asked.names else []
 
     def ranked(i: int) -> Ranked:
         entry, row = view.entries[i], parts[:, i].tolist()
         first, size = int(view.first[i]), len(entry.said)
         shown = tuple(j for j in range(size) if asked.names and worth[first + j]) or tuple(range(size))
-        return Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), bool(states[i]), shown)
+        return Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), bool(voices.states[i]), shown)
 
     best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
     return RankedRecords(map(ranked, best), int(np.count_nonzero(likely)))
@@ -188,26 +195,25 @@ def best_first(
 def score_parts(
     view: IndexSnapshot,
     question: Question,
-    asked: AskedSpeakers,
+    names_speaker: bool,
     ranking: Ranking,
     found: WordMatches,
     near: Doubles,
     known: Flags,
     named: Flags,
+    voices: Voices,
     usual: UsualSimilarity,
 ) -> Doubles:
     """Compute the weighted parts of the score: one row for each of `PARTS`, one column for each record."""
     relevance = min_max(near, known) if ranking.over_all else nearness(near, known, usual)
-    content = ranking.relevance * relevance + ranking.lexical * shared_words(found)
-    says, states = _voices(view, asked)
     parts = np.zeros((len(PARTS), len(view.entries)))
     part = dict(zip(PARTS, parts, strict=True))
     part["relevance"] += ranking.relevance * relevance
     part["lexical"] += ranking.lexical * shared_words(found)
-    part["neighbours"] += from_neighbours(view, content, ranking.neighbours)
+    part["neighbours"] += from_neighbours(view, part["relevance"] + part["lexical"], ranking.neighbours)
     part["session"] += ranking.session * by_share(found.session, found.asked)
-    part["name"] += ranking.name * (named | (says & bool(asked.names)))
-    part["speaker"] += ranking.speaker * states * parts.sum(axis=0)
+    part["name"] += ranking.name * (named | (voices.says & names_speaker))
+    part["speaker"] += ranking.speaker * voices.states * parts.sum(axis=0)
     part["date"] += ranking.date * of_days(view, question, parts.sum(axis=0))
     if ranking.recency:
         recent = recency(view, question.accessed, question.now, ranking.decay_rate)
@@ -284,13 +290,13 @@ def holding(view: IndexSnapshot, postings: Postings, names: Iterable[str]) -> Fl
     return np.bincount(rows[rows >= 0], minlength=len(view.entries)) > 0
 
 
-def _voices(view: IndexSnapshot, asked: AskedSpeakers) -> tuple[Flags, Flags]:
-    """Return for each record whether an asked speaker says something in it, and whether one states something."""
+def voices_in(view: IndexSnapshot, by_asked: Flags) -> Voices:
+    """Return who speaks in each record; `by_asked` flags the messages of those whom the question asks about."""
     count = len(view.entries)
-    by_them = np.isin(view.spoken, list(asked.numbers)) & (view.row >= 0)
-    says = np.bincount(view.row[by_them], minlength=count) > 0
-    states = np.bincount(view.row[by_them & view.states], minlength=count) > 0
-    return says, states
+    theirs = by_asked & (view.row >= 0)
+    says = np.bincount(view.row[theirs], minlength=count) > 0
+    states = np.bincount(view.row[theirs & view.states], minlength=count) > 0
+    return Voices(says, states)
 
 
 def recency(view: IndexSnapshot, accessed: Mapping[str, datetime], now: datetime, decay_rate: float) -> Doubles:
