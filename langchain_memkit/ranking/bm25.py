@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -165,7 +165,7 @@ class WordMatches(NamedTuple):
 
 
 def match_words(
-    view: IndexSnapshot, postings: Postings, stems: Sequence[str], asked: Collection[int], others: float
+    view: IndexSnapshot, postings: Postings, stems: Sequence[str], weights: Doubles | None = None
 ) -> WordMatches:
     """Score every record by the words that it shares with a question; a repeated word counts repeatedly.
 
@@ -173,14 +173,13 @@ def match_words(
         view: The records.
         postings: Their words.
         stems: The words of the question; of many, the rarest 64 count.
-        asked: Numbers of the speakers that the question asks about; none for anybody.
-        others: What a word counts that somebody else says, from 0 to 1.
+        weights: What a word counts in each message, from 0 to 1; None for 1 in all.
     """
     count, groups = len(view.entries), len(view.session_lengths)
     most, sessions_there = max(count, FEWEST), max(view.session_count, 1)
     whole, sessions, worth = np.zeros(count), np.zeros(groups), 0.0
     hit = np.zeros(len(view.row), bool)
-    weights = np.where(np.isin(view.spoken, list(asked)), 1.0, others) if asked else np.ones(len(view.spoken))
+    weights = np.ones(len(view.row)) if weights is None else weights
     mean_session = float(view.session_lengths.sum()) / sessions_there or 1.0
     found = _found(postings, stems)
     # All words are counted at once with `bincount` over a table of words x records, in chunks of words so that the

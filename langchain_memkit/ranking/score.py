@@ -11,7 +11,7 @@ that holds it, have a lexical score of 1. So scores are comparable between quest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
 from typing import NamedTuple
@@ -168,15 +168,16 @@ def best_first(
         # A speaker's name selects whose messages count. It is no search word: people say others' names, not their own.
         words = question.words_among(index.postings)
         content = [word for word in words if word not in asked.names]
-        found = match_words(view, index.postings, content or words, asked.numbers, ranking.others)
+        by_asked = said_by(view, index.postings, asked.numbers)
+        weights = np.where(by_asked, 1.0, ranking.others) if asked.numbers else None
+        found = match_words(view, index.postings, content or words, weights)
         near, known = _similarity(index, view, question)
         trust = 1.0 if question.vector is None else index.vector_trust
-        weights = replace(ranking, relevance=trust * ranking.relevance)
+        trusted = replace(ranking, relevance=trust * ranking.relevance)
         usual = index.usual if question.similar is None else usual_similarity(near[known])
         named = holding(view, index.postings, question.capitals - asked.names)
-        by_asked = np.isin(view.spoken, [*asked.numbers])
         voices = voices_in(view, by_asked)
-        parts = score_parts(view, question, bool(asked.names), weights, found, near, known, named, voices, usual)
+        parts = score_parts(view, question, bool(asked.names), trusted, found, near, known, named, voices, usual)
         scores = parts.sum(axis=0)
         has_similarities = question.vector is not None or question.similar is not None
         likely = known | (found.found > 0) if has_similarities else np.ones(len(scores), bool)
@@ -213,8 +214,10 @@ def score_parts(
     part["neighbours"] += from_neighbours(view, part["relevance"] + part["lexical"], ranking.neighbours)
     part["session"] += ranking.session * by_share(found.session, found.asked)
     part["name"] += ranking.name * (named | (voices.says & names_speaker))
-    part["speaker"] += ranking.speaker * voices.states * parts.sum(axis=0)
-    part["date"] += ranking.date * of_days(view, question, parts.sum(axis=0))
+    before = parts[: PARTS.index("speaker")].sum(axis=0)
+    part["speaker"] += ranking.speaker * voices.states * before
+    if question.dates:
+        part["date"] += ranking.date * of_days(view, question, before + part["speaker"])
     if ranking.recency:
         recent = recency(view, question.accessed, question.now, ranking.decay_rate)
         part["recency"] += ranking.recency * (min_max(recent) if ranking.over_all else recent)
@@ -288,6 +291,14 @@ def holding(view: IndexSnapshot, postings: Postings, names: Iterable[str]) -> Fl
     messages, _ = postings.of([*names])
     rows = view.row[messages]
     return np.bincount(rows[rows >= 0], minlength=len(view.entries)) > 0
+
+
+def said_by(view: IndexSnapshot, postings: Postings, speakers: Collection[int]) -> Flags:
+    """Return for each message whether one of these speakers says it."""
+    asked = np.zeros(len(postings.speakers), bool)
+    asked[[*speakers]] = True
+    found: Flags = asked[view.spoken]
+    return found
 
 
 def voices_in(view: IndexSnapshot, by_asked: Flags) -> Voices:
