@@ -1,8 +1,7 @@
-"""Ranking of records for a question: tokenizing, an in-process index, and the scores. Pure, on numpy; no I/O.
+"""Ranking of records for a question: tokenizing, an in-process index, and the score. Pure, on numpy; no I/O.
 
-`index` holds the records of a user (`entries`); `ranking` orders them. Both build on smaller modules: `words`
-(tokenizing), `postings`, `matches` and `bm25` (lexical search), `dates` and `speakers` (parsing the question), `view`
-(an array snapshot of the index), `features` (scores as arrays) and `relation` (whether to recall anything at all).
+`index` holds the records of a user (`records`), `question` reads what is asked, `score` orders the records for it, and
+`floor` chooses those that are related to it at all. They build on `tokenize`, `bm25` (words), `dates` and `speakers`.
 """
 
 from __future__ import annotations
