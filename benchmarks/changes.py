@@ -37,12 +37,12 @@ from unittest.mock import patch
 
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_memkit.ranking.ranking import Ranked, Ranking, statements_first
 
 from benchmarks.common import TEXTS, console
 from benchmarks.recall_floors import WORDS_ONLY, shared_embedder
 from langchain_memkit import SQLiteVectorStore, VectorMemory
 from langchain_memkit.memories.vector import recalling
-from langchain_memkit.ranking.ranking import Ranked, Ranking, statements_first
 
 TOKENS = 64
 BEGIN = datetime(2024, 1, 1, 9, tzinfo=UTC)

@@ -37,7 +37,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 
 from benchmarks.dialogues import Dialogue, Found, Question, Turn, locomo_dialogues, recall_set, score, tokens
-from benchmarks.recall_floors import Kept, kept, shared_embedder
+from benchmarks.recall_floors import Kept, interval, kept, shared_embedder
 from benchmarks.recall_systems import Fused
 from langchain_memkit.ranking.tokenize import tokenize
 
@@ -55,7 +55,6 @@ RECALL = {
     "R@2,048": "recall within 2,048",
     "MRR": "MRR",
 }
-DRAWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -208,12 +207,15 @@ def _row(system: Kept | FusedPieces, asked: Asked) -> list[float]:
     return [*(got[name] for name in RECALL.values()), answer_words(found, asked)]
 
 
-def interval(values: Any) -> str:
-    """The mean, and its 95% interval over questions."""
-    chance = np.random.default_rng(0)
-    means = values[chance.integers(0, len(values), (DRAWS, len(values)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return f"{values.mean():.3f} ({low:.3f} to {high:.3f})"
+def sets_in(locomo: Path | None, ikat: Path | None) -> dict[str, list[Chat]]:
+    """The sets by name: the recall set, and those of the files that are there."""
+    sets = {"recall set": [asked_of(dialogue) for dialogue in recall_set().dialogues]}
+    if locomo:
+        sets["LoCoMo"] = [asked_of(dialogue) for dialogue in locomo_dialogues(locomo)]
+    if ikat:
+        topics = topics_in(ikat)
+        sets |= {"statements": [*statements(topics)], "answers": [*answers(topics)]}
+    return sets
 
 
 def main() -> None:
@@ -222,13 +224,7 @@ def main() -> None:
     parser.add_argument("--ikat", type=Path, help="a folder with iKAT's topics")
     parser.add_argument("--embeddings", default="wordllama", help="wordllama or minilm")
     options = parser.parse_args()
-    sets = {"recall set": [asked_of(dialogue) for dialogue in recall_set().dialogues]}
-    if options.locomo:
-        sets["LoCoMo"] = [asked_of(dialogue) for dialogue in locomo_dialogues(options.locomo)]
-    if options.ikat:
-        topics = topics_in(options.ikat)
-        sets |= {"statements": [*statements(topics)], "answers": [*answers(topics)]}
-    for name, chats in sets.items():
+    for name, chats in sets_in(options.locomo, options.ikat).items():
         rows = measured(chats, options.embeddings)
         print(f"\n{name}, {options.embeddings}: {len(rows[MEMKIT])} questions")
         for i, metric in enumerate(METRICS):

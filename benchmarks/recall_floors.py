@@ -2,7 +2,7 @@
 
     python -m benchmarks.recall_floors              # the figures beside their floors
     python -m benchmarks.recall_floors --data locomo.json   # of LoCoMo's conversations, which have no floors
-    python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/recall.md has it
+    python -m benchmarks.recall_floors --ablation [--locomo FILE] [--ikat FOLDER]   # what is lost without each part
     python -m benchmarks.recall_floors --silence [--data locomo.json]   # what is shown for prompts that nothing answers
     python -m benchmarks.recall_floors --notes [--data locomo.json]   # the evidence in notes of 94 to 1,024 tokens
 
@@ -20,20 +20,18 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.messages import BaseMessage
 
@@ -44,13 +42,11 @@ from langchain_memkit import SQLiteVectorStore, VectorMemory
 from langchain_memkit._sync import drive
 from langchain_memkit.memories.vector.recalling import hit_of
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.ranking import bm25 as matches
-from langchain_memkit.ranking import tokenize as words
-from langchain_memkit.ranking.bm25 import IndexSnapshot
-from langchain_memkit.ranking.index import Index, digest_of, index_record_of
+from langchain_memkit.ranking.index import digest_of
+from langchain_memkit.ranking.question import read_question
 from langchain_memkit.ranking.score import Ranking, best_first
 
-WORDS_ONLY, FEW = "words only", "wordllama, ten candidates"
+WORDS_ONLY = "words only"
 METRICS = {"R@512": "recall within 512", "R@1,024": "recall within 1,024"}
 ENOUGH = 1_024  # tokens of records that are looked at
 NOTE_TOKENS = 1_000  # the default of `max_tokens`
@@ -99,19 +95,19 @@ class Kept:
         hits = self.memories("questions", "u1").search(question, k=60)
         return [Found(hit.message_ids, hit.text) for hit in hits]
 
-    def ranked(self, question: str, weights: Ranking, *, once: bool = True) -> list[Found]:
+    def ranked(self, question: str, weights: Ranking) -> list[Found]:
         """The same by the index alone, which is quicker, and as much as is looked at."""
-        asked = ranking.Question(question, self.embeddings.embed_query(question), self.now)
+        asked = replace(read_question(question, self.now), vector=self.embeddings.embed_query(question))
         made: list[Found] = []
         seen: set[str] = set()
         size = 0
         for record in best_first(self.index, asked, weights).records:
             document = self.documents[record.entry.id]
             digest = digest_of(document.page_content)
-            if once and digest in seen:
+            if digest in seen:
                 continue
             seen.add(digest)
-            hit = hit_of(record, None, document)
+            hit = hit_of(record, None, document, asked)
             made.append(Found(hit.message_ids, hit.text))
             size += tokens(hit.text)
             if size > ENOUGH:
@@ -147,9 +143,9 @@ def shared_embedder(name: str) -> Shared:
 
 @contextmanager
 def kept(embedder: str, dialogues: Iterable[Dialogue], text_splitter: Any = None) -> Iterator[list[Kept]]:
-    """The conversations with an embedder's vectors: `wordllama`, `minilm`, `WORDS_ONLY`, or `FEW`."""
-    shared = None if embedder == WORDS_ONLY else shared_embedder("wordllama" if embedder == FEW else embedder)
-    weights = Ranking(relevance=0.0) if shared is None else Ranking(candidates=10) if embedder == FEW else Ranking()
+    """The conversations with an embedder's vectors: `wordllama`, `minilm`, or `WORDS_ONLY`."""
+    shared = None if embedder == WORDS_ONLY else shared_embedder(embedder)
+    weights = Ranking(relevance=0.0) if shared is None else Ranking()
     with tempfile.TemporaryDirectory(prefix="memkit-recall-") as folder, ExitStack() as open_:
         systems = []
         for dialogue in dialogues:
@@ -159,13 +155,12 @@ def kept(embedder: str, dialogues: Iterable[Dialogue], text_splitter: Any = None
         yield systems
 
 
-def measured(systems: Sequence[Kept], find: Callable[[Kept, Question], Sequence[Found]], kind: str = "") -> Table:
-    """Each metric by kind of question, the mean over questions; one kind only, if it is named."""
+def measured(systems: Sequence[Kept]) -> Table:
+    """Each metric by kind of question, the mean over questions."""
     scores: dict[str, list[Row]] = {}
     for system in systems:
         for question in system.dialogue.questions:
-            if not kind or question.kind == kind:
-                scores.setdefault(question.kind, []).append(score(find(system, question), question))
+            scores.setdefault(question.kind, []).append(score(system.search(question.text), question))
     return {
         name: {short: float(np.mean([one[metric] for one in rows])) for short, metric in METRICS.items()}
         for name, rows in sorted(scores.items())
@@ -226,40 +221,43 @@ FLOORS: Mapping[str, Table] = {
         "session": {"R@512": 0.844, "R@1,024": 0.980},
         "speaker": {"R@512": 0.706, "R@1,024": 0.751},
     },
-    FEW: {
-        "date": {"R@512": 0.941, "R@1,024": 0.941},
-        "exact": {"R@512": 0.980, "R@1,024": 0.980},
-        "long": {"R@512": 0.713, "R@1,024": 0.713},
-        "multi": {"R@512": 0.952, "R@1,024": 0.952},
-        "name": {"R@512": 0.980, "R@1,024": 0.980},
-        "neighbour": {"R@512": 0.786, "R@1,024": 0.786},
-        "paraphrase": {"R@512": 0.230, "R@1,024": 0.230},
-        "repeated": {"R@512": 0.730, "R@1,024": 0.730},
-        "role": {"R@512": 0.896, "R@1,024": 0.910},
-        "session": {"R@512": 0.616, "R@1,024": 0.616},
-        "speaker": {"R@512": 0.687, "R@1,024": 0.687},
-    },
 }
 
 
 # -- the figures
 
 
-def show_ablations(dialogues: Sequence[Dialogue]) -> None:
-    """Prints the table of docs/recall.md: for each part the row that it keeps above its floor."""
-    print("| without | questions | vectors | metric | with it | without it | floor |\n|---|---|---|---|---|---|---|")
-    with ExitStack() as open_:
-        stored: dict[str, list[Kept]] = {}
-        for name, ablation in ABLATIONS.items():
-            embedder, kind = ablation.embedder, ablation.kind
-            if embedder not in stored:
-                stored[embedder] = open_.enter_context(kept(embedder, dialogues))
-            base = Ablation(kind, embedder).table(stored[embedder], kind)[kind]
-            with ablation.saved(stored[embedder], dialogues) as systems:
-                found = ablation.table(systems, kind)[kind]
-            metric = min(METRICS, key=lambda metric: found[metric] - FLOORS[embedder][kind][metric])
-            figures = (f"{row[metric]:.3f}".removeprefix("0") for row in (base, found, FLOORS[embedder][kind]))
-            print(f"| {name} | {kind} | {embedder} | {metric} | {' | '.join(figures)} |", flush=True)
+def changes_without(systems: Sequence[Kept], change: Mapping[str, Any], metric: str = "R@1,024") -> list[float]:
+    """What a question's recall changes by with other weights, for each question of all conversations."""
+    changes = []
+    for system in systems:
+        without = replace(system.ranking, **change)
+        for question in system.dialogue.questions:
+            before, after = (
+                score(system.ranked(question.text, weights), question)[METRICS[metric]]
+                for weights in (system.ranking, without)
+            )
+            changes.append(after - before)
+    return changes
+
+
+def show_ablations(embedder: str, sets: Mapping[str, Sequence[Dialogue]]) -> None:
+    """Print, for each set of conversations, the change of R@1,024 without each part, with its 95% interval."""
+    for name, dialogues in sets.items():
+        with kept(embedder, dialogues) as systems:
+            for part, change in ABLATIONS.items():
+                if part == "relevance" and embedder == WORDS_ONLY:
+                    continue
+                changes = changes_without(systems, change)
+                print(f"{embedder}, {name}, without {part}: {interval(np.array(changes))}", flush=True)
+
+
+def interval(values: npt.NDArray[np.float64], draws: int = 2_000) -> str:
+    """The mean, and its 95% interval over questions (bootstrap)."""
+    chance = np.random.default_rng(0)
+    means = values[chance.integers(0, len(values), (draws, len(values)))].mean(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return f"{values.mean():.3f} ({low:.3f} to {high:.3f})"
 
 
 def silence(systems: Sequence[Kept]) -> str:
@@ -311,23 +309,32 @@ def main() -> None:
     parser.add_argument("--silence", action="store_true", help="what is shown for prompts that nothing answers")
     parser.add_argument("--notes", action="store_true", help="the evidence in notes, by their budget")
     parser.add_argument("--data", type=Path, help="a LoCoMo file in place of the recall set")
+    parser.add_argument("--locomo", type=Path, help="a LoCoMo file, for --ablation in addition to the recall set")
+    parser.add_argument("--ikat", type=Path, help="a folder with iKAT's topics, likewise")
     parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
     options = parser.parse_args()
-    dialogues = locomo_dialogues(options.data) if options.data else recall_set().dialogues
     if options.ablation:
-        show_ablations(dialogues)
-        return
+        from benchmarks.recall_chats import sets_in  # which is built on this module
+
+        sets = {
+            name: [replace(one, questions=tuple(each.question for each in asked)) for one, asked in chats]
+            for name, chats in sets_in(options.locomo, options.ikat).items()
+        }
+    dialogues = locomo_dialogues(options.data) if options.data else recall_set().dialogues
     for embedder in ("wordllama", WORDS_ONLY, *options.embeddings):
+        if options.ablation:
+            show_ablations(embedder, sets)
+            continue
         with kept(embedder, dialogues) as systems:
             if options.notes:
                 print(f"{embedder}: {notes(systems)}", flush=True)
             elif options.silence:
                 print(f"{embedder}: {silence(systems)}", flush=True)
             elif options.data:
-                [row] = measured(systems, lambda system, question: system.search(question.text)).values()
+                [row] = measured(systems).values()
                 print(f"{embedder}: {', '.join(f'{metric} {value:.3f}' for metric, value in row.items())}", flush=True)
             else:
-                print(lines(embedder, measured(systems, lambda system, question: system.search(question.text))))
+                print(lines(embedder, measured(systems)))
 
 
 def lines(embedder: str, table: Table) -> str:

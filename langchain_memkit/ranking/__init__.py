@@ -1,8 +1,8 @@
-"""Ranking of records for a question: tokenizing, an in-process index, and the scores. Pure, on numpy; no I/O.
+"""Ranking of records for a question: tokenizing, an in-process index, and the score. Pure, on numpy; no I/O.
 
-`index` holds the records of a user (`entries`); `ranking` orders them. Both build on smaller modules: `words`
-(tokenizing), `postings`, `matches` and `bm25` (lexical search), `dates` and `speakers` (parsing the question), `view`
-(an array snapshot of the index), `features` (scores as arrays) and `relation` (whether to recall anything at all).
+`question` reads what is asked, once, with the days (`dates`) and speakers (`speakers`) that it names. `index` holds the
+records of a user (`records`, `bm25`), by their stems (`tokenize`) and vectors. `score` says how related each of them is
+to the question, `floor` which of them are related at all, and `reasons` tells why, in words.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def speakers_asked(question: Question, speakers: Mapping[int, Speaker]) -> Asked
         speakers: Role and name of each speaker, by number.
 
     Returns:
-        Their numbers, and the words of the question that are their names. A question about all speakers is about
-        nobody in particular.
+        Their numbers, and the words of the question that are their names. A question about all of several speakers is
+        about nobody in particular.
 
     Example:
         >>> from datetime import UTC, datetime
@@ -61,7 +61,7 @@ def speakers_asked(question: Question, speakers: Mapping[int, Speaker]) -> Asked
             named.add(number)
     meant = "ai" if question.of_model else "human"
     found = named or {number for number, (role, _) in voices.items() if role == meant}
-    everybody = len(found) == len(voices)
+    everybody = len(found) == len(voices) > 1
     return AskedSpeakers(frozenset() if everybody else frozenset(found), frozenset(names))
 
 

@@ -35,6 +35,7 @@ COMPONENTS = [
         "rag",
         "recall",
         "testing",
+        "vector-stores",
     ),
 ]
 COLUMNS = 125  # of code: what docs/stylesheets/site.css leaves room for

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from langchain_memkit.ranking.relevance import OWN
 
 from benchmarks.dialogues import RECALL_SET, RecallSet
 from benchmarks.recall_floors import ABLATIONS, FLOORS, WORDS_ONLY, Kept, lines, measured, missed
 from langchain_memkit.ranking.score import Ranking
-from langchain_memkit.ranking.relevance import OWN
 
 LARGEST = 1_000_000  # bytes
 SHOWN = {"unanswerable": 30, "everyday": 60, "near misses": 700}  # tokens for what nothing answers, the mean

@@ -13,6 +13,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_memkit.ranking.ranking import Question, Ranking, best_first
+from langchain_memkit.ranking.relevance import FLOOR, is_about_user
 
 from benchmarks.common import TEXTS
 from benchmarks.dialogues import Dialogue, recall_set
@@ -34,8 +36,6 @@ from langchain_memkit.memories.vector.core import check_floor
 from langchain_memkit.memories.vector.recalling import FIRST, NEARLY, SURE
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.ranking import relevance
-from langchain_memkit.ranking.ranking import Question, Ranking, best_first
-from langchain_memkit.ranking.relevance import FLOOR, is_about_user
 from langchain_memkit.testing import FakeChatModel
 
 UNRELATED = ["What is 2+2?", "Write a haiku about autumn.", "Who painted the Mona Lisa?", "How do I tie a bow tie?"]

@@ -231,8 +231,8 @@ class VectorStoreAdapter:
     A `VectorMemoryStore`, of flows. The store embeds and searches by plain similarity; words, speakers, sessions and
     dates only order what it found. Every search carries the user's filter, and the user of each hit is checked again,
     so that a store that ignores filters never shows one user's records to another. Give the memory a collection of its
-    own: documents of your app with the same `user_id` would be found, and forgotten, with the records. docs/recall.md
-    names the further limits.
+    own: documents of your app with the same `user_id` would be found, and forgotten, with the records.
+    docs/vector-stores.md names the further limits.
 
     The store must delete, look up ids and search with scores. `filter_builder` is a function from metadata
     (`{"user_id": ...}`, sometimes with `"session_id"`) to the keyword arguments of `similarity_search` that restrict it

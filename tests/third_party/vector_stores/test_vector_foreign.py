@@ -30,6 +30,7 @@ from langchain_memkit.memories.rebuildable import Segment
 from langchain_memkit.memories.vector import adapter as access
 from langchain_memkit.memories.vector.adapter import VectorStoreAdapter
 from langchain_memkit.memories.vector.rounds import Splitter, documents_of, rounds_of
+from testkit.ranking import lexical
 
 with warnings.catch_warnings():  # community: that nobody looks after it any more; faiss: of SWIG's and numpy's insides
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -582,7 +583,7 @@ def test_words_are_those_that_were_found(store: VectorStore, call: Call) -> None
     similar = call(target, "similar", "u1", "What is my cat called?", 2)
     index = access.index_of(similar.documents)
     assert {entry.id for entry in index.entries} == similar.keys()
-    assert index.lexical(["nemo"]).max() > 0
+    assert lexical(index, ["nemo"]).max() > 0
     whole = call(target, "index", "u1")
     assert sorted(len(entry.messages) for entry in whole.entries) == [2] * 5
     assert {(entry.session, entry.epoch, entry.importance) for entry in whole.entries} == {("s1", 2**62 + 1, 3.0)}

@@ -37,6 +37,7 @@ from langchain_memkit.ranking.index import digest_of, index_record_of
 from langchain_memkit.ranking.tokenize import STEMS_VERSION, tokenize
 from langchain_memkit.stores.vector_rows import plain_row, record_row
 from langchain_memkit.testing.vectors import AT, EMBEDDING, expected_entries, facts, record
+from testkit.ranking import lexical
 from testkit.vector_stores import VectorStoreCases
 
 
@@ -166,7 +167,7 @@ def test_words_of_an_older_version_are_made_anew(store: Any, path: Path) -> None
     execute(path, "UPDATE vectors SET facts = ?, stems_version = 1 WHERE position = 1", json.dumps(old))
     with SQLiteVectorStore(path, EMBEDDING) as other:
         index = drive(other.records.index("u1"))
-        assert index.lexical(tokenize("Welches Haus haben wir?")).tolist()[0] > 0
+        assert lexical(index, tokenize("Welches Haus haben wir?")).tolist()[0] > 0
         assert index.entries[0].said == index_record_of(other.get_by_ids([said[0].id], user_id="u1")[0]).said
     execute(path, "UPDATE vectors SET stems_version = ?", STEMS_VERSION)
     with SQLiteVectorStore(path, EMBEDDING) as other:
@@ -183,7 +184,7 @@ def test_spellings_of_an_older_version_are_found(store: Any, path: Path) -> None
     with SQLiteVectorStore(path, EMBEDDING) as other:
         index = drive(other.records.index("u1"))
         for question in ("color", "Which colour?", "favorite", "email"):
-            assert index.lexical(tokenize(question)).tolist()[0] > 0
+            assert lexical(index, tokenize(question)).tolist()[0] > 0
 
 
 def test_what_a_look_costs(store: Any) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_memkit.ranking.tokenize import (
+    ASKS,
     FUNCTION_WORDS,
     MAX_CHARACTERS,
     MAX_WORD,
@@ -122,7 +123,7 @@ def test_languages(question: str, record: str, language: str) -> None:
 def test_unsure_texts_are_read_as_english(text: str) -> None:
     """Names and words that languages share tell none of them."""
     assert language_of(text) == "english"
-    assert tokenize_record(text) == tokenize(text)
+    assert [stem for stem in tokenize_record(text) if stem != ASKS] == tokenize(text)
 
 
 def test_users_of_several_languages_find_both() -> None:
@@ -191,3 +192,27 @@ def test_one_foreign_function_word_makes_no_other_language(text: str) -> None:
     """It may be an English word, which must not be lost."""
     assert language_of(text) == "english"
     assert len(tokenize(text)) == len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "only_asks"),
+    [
+        ("How do I boil an egg?", True),
+        ("Eggs? How?", True),
+        ('Did he say "eggs?"', True),
+        ("\u5929\u6c14\u600e\u4e48\u6837\uff1f", True),
+        ("\u0645\u0627 \u0627\u0633\u0645\u0643\u061f", True),
+        ("I live in Perth. Where is the sea?", False),
+        ("Where is the sea?\nI live in Perth", False),
+        ("Is it 5 p.m. already? Fine.", False),
+        ("I boil eggs.", False),
+        ("?", True),
+        ("", False),
+    ],
+)
+def test_texts_that_only_ask(text: str, only_asks: bool) -> None:
+    """They have a mark at their end, which no word of a text is."""
+    stems = tokenize_record(text)
+    assert (stems[-1:] == [ASKS]) is only_asks
+    assert ASKS not in tokenize(text)
+    assert stems[: len(stems) - only_asks] == tokenize(text)
