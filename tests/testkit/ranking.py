@@ -36,4 +36,4 @@ def index_of(*records: IndexRecord, vectors: Sequence[Sequence[float] | None] | 
 
 def lexical(index: Index, stems: Sequence[str]) -> Any:
     """Return BM25 of each record for a question of these stems, whoever says them."""
-    return match_words(index.view, index.postings, stems, (), 1.0).found
+    return match_words(index.view, index.postings, stems).found

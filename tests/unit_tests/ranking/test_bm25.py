@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from langchain_memkit.ranking.bm25 import FEWEST, K1, B, WordMatches, idf, match_words, saturated
 from langchain_memkit.ranking.index import Index
+from langchain_memkit.ranking.score import said_by
 from testkit.ranking import index_of, lexical, record_of
 
 WORDS = ["tea", "sea", "sky", "sun", "dog", "cat", "car"]
@@ -22,7 +23,9 @@ def filled(*texts: str) -> Index:
 
 def matches(index: Index, *stems: str, asked: tuple[int, ...] = (), others: float = 0.25) -> WordMatches:
     """How words are found."""
-    return match_words(index.view, index.postings, stems, asked, others)
+    by_asked = said_by(index.view, index.postings, asked)
+    weights = np.where(by_asked, 1.0, others) if asked else None
+    return match_words(index.view, index.postings, stems, weights)
 
 
 @settings(max_examples=50)

@@ -27,6 +27,7 @@ def test_everything_of_a_question() -> None:
     assert found == Question(
         text="Did I meet Nemo on 7 May 2023?",
         words=("meet", "nemo", "7", "may", "2023"),
+        spelled=("meet", "nemo", "7", "may", "2023"),
         language="english",
         capitals=frozenset({"nemo"}),
         dates=[DateRange(day, day, False)],

@@ -256,12 +256,16 @@ def test_dates_are_soft() -> None:
 
 
 def test_dates_with_one_end() -> None:
-    """What was said before a date, or since, comes first, however long before or after it was."""
+    """What was said before a date, or since, comes first, however long ago; but a date alone makes nothing related."""
     days = {"1": (2021, 1, 1), "2": (2023, 2, 1), "3": (2023, 3, 15), "4": (2023, 4, 20), "5": (2024, 5, 1)}
     index = index_of(*[record_of(key, "tea", at=datetime(*day, tzinfo=UTC)) for key, day in days.items()])
     for question, first in {"before March 2023": "12", "after March 2023": "45", "since March 2023": "345"}.items():
-        found = parts(asked(index, f"What tea did I buy {question}?", replace(NONE, date=1.0)), "date")
-        assert {key for key, close in found.items() if close == 1} == {*first}
+        weights = replace(NONE, lexical=5.0, date=1.0)
+        found = parts(asked(index, f"What tea did I buy {question}?", weights), "date")
+        best = max(found.values())
+        assert {key for key, close in found.items() if close == best} == {*first}
+        unrelated = parts(asked(index, f"What did Zoe buy {question}?", replace(NONE, lexical=5.0, date=1.0)), "date")
+        assert set(unrelated.values()) == {0.0}
 
 
 def test_similarities_of_a_foreign_store() -> None:
