@@ -9,7 +9,15 @@
 The conversations are saved in a `VectorMemory` over a SQLite file, with WordLlama's vectors (the extra `local`) or with
 none (words only); `--embeddings minilm` adds MiniLM. Then every question is asked: `R@512` is the share of the evidence
 in the best records that fit into 512 tokens of o200k_base, `R@1,024` likewise. `make recall` holds these figures above
-`FLOORS`, which lie .02 below what was measured, and shows that each part of the ranking keeps a row above its floor.
+`FLOORS`, which lie .02 below what was measured.
+
+Some kinds were found more often by an earlier ranking, whose parts were scaled by question and which had rules for
+single kinds: `long` (R@1,024 .933 with WordLlama's vectors, .767 by words only), `neighbour` (.903, .903) and, by words
+only, `session` (1.000). One score takes the place of these rules, the same for all kinds, and comparable between
+questions, so that the floor holds for each record by itself. The other kinds are found as often as then, or more often.
+
+Ablation: the change of R@1,024 with one part of the score switched off, over all questions of a set, with its 95%
+interval (bootstrap over questions, paired).
 
 Silence: the tokens of a note for everyday prompts (texts/everyday.txt), for questions of other conversations, for those
 about what is not spoken of and for near misses; and the share of the evidence in the notes without a floor that is not
@@ -196,30 +204,30 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 
 FLOORS: Mapping[str, Table] = {
     "wordllama": {
-        "date": {"R@512": 0.967, "R@1,024": 0.980},
+        "date": {"R@512": 0.980, "R@1,024": 0.980},
         "exact": {"R@512": 0.980, "R@1,024": 0.980},
-        "long": {"R@512": 0.813, "R@1,024": 0.913},
+        "long": {"R@512": 0.713, "R@1,024": 0.747},
         "multi": {"R@512": 0.952, "R@1,024": 0.952},
         "name": {"R@512": 0.980, "R@1,024": 0.980},
-        "neighbour": {"R@512": 0.851, "R@1,024": 0.883},
-        "paraphrase": {"R@512": 0.355, "R@1,024": 0.464},
+        "neighbour": {"R@512": 0.786, "R@1,024": 0.851},
+        "paraphrase": {"R@512": 0.355, "R@1,024": 0.480},
         "repeated": {"R@512": 0.980, "R@1,024": 0.980},
-        "role": {"R@512": 0.896, "R@1,024": 0.980},
-        "session": {"R@512": 0.798, "R@1,024": 0.957},
-        "speaker": {"R@512": 0.736, "R@1,024": 0.796},
+        "role": {"R@512": 0.918, "R@1,024": 0.980},
+        "session": {"R@512": 0.821, "R@1,024": 0.957},
+        "speaker": {"R@512": 0.752, "R@1,024": 0.819},
     },
     WORDS_ONLY: {
         "date": {"R@512": 0.967, "R@1,024": 0.967},
         "exact": {"R@512": 0.980, "R@1,024": 0.980},
-        "long": {"R@512": 0.680, "R@1,024": 0.747},
+        "long": {"R@512": 0.580, "R@1,024": 0.613},
         "multi": {"R@512": 0.952, "R@1,024": 0.952},
         "name": {"R@512": 0.980, "R@1,024": 0.980},
-        "neighbour": {"R@512": 0.819, "R@1,024": 0.883},
-        "paraphrase": {"R@512": 0.136, "R@1,024": 0.168},
+        "neighbour": {"R@512": 0.786, "R@1,024": 0.819},
+        "paraphrase": {"R@512": 0.183, "R@1,024": 0.199},
         "repeated": {"R@512": 0.980, "R@1,024": 0.980},
-        "role": {"R@512": 0.887, "R@1,024": 0.980},
-        "session": {"R@512": 0.844, "R@1,024": 0.980},
-        "speaker": {"R@512": 0.706, "R@1,024": 0.751},
+        "role": {"R@512": 0.966, "R@1,024": 0.980},
+        "session": {"R@512": 0.821, "R@1,024": 0.935},
+        "speaker": {"R@512": 0.756, "R@1,024": 0.766},
     },
 }
 
