@@ -2,7 +2,7 @@
 
     python -m benchmarks.recall_floors              # the figures beside their floors
     python -m benchmarks.recall_floors --data locomo.json   # of LoCoMo's conversations, which have no floors
-    python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/recall.md has it
+    python -m benchmarks.recall_floors --ablation   # what is lost without each part, as docs/benchmarks.md has it
     python -m benchmarks.recall_floors --silence [--data locomo.json]   # what is shown for prompts that nothing answers
     python -m benchmarks.recall_floors --notes [--data locomo.json]   # the evidence in notes of 94 to 1,024 tokens
 
@@ -246,7 +246,7 @@ FLOORS: Mapping[str, Table] = {
 
 
 def show_ablations(dialogues: Sequence[Dialogue]) -> None:
-    """Prints the table of docs/recall.md: for each part the row that it keeps above its floor."""
+    """Prints the table of docs/benchmarks.md: for each part the row that it keeps above its floor."""
     print("| without | questions | vectors | metric | with it | without it | floor |\n|---|---|---|---|---|---|---|")
     with ExitStack() as open_:
         stored: dict[str, list[Kept]] = {}
