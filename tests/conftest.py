@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,17 @@ pytest.register_assert_rewrite("testkit")  # so that a failed case shows its val
 # a busy machine is no defect
 settings.register_profile("memkit", parent=settings.default, deadline=None)
 settings.load_profile("memkit")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave modules and tests, which stay to the end, to no garbage collection: each would walk through all of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class NamesOfFailures:
