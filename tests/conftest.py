@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import signal
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def interrupt(number: int, frame: object) -> None:
+    """Do what Python's own handler of Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Keep garbage collection out of a test that fills the stack, where finalizers fail."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class NamesOfFailures:
     """Prints the name of a test at the moment it fails, since the summary of a long run comes minutes later."""
 
@@ -46,7 +61,13 @@ class NamesOfFailures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add it to the process that prints."""
+    """Let the process that prints name failures, and `asyncio.run` not format what it returns.
+
+    Where Python's own handler of Ctrl-C is in place `asyncio.run` sets another, and to take that back formats the task
+    and what it returned, twice: where these are messages it takes longer than most tests.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamesOfFailures(config))
         config.pluginmanager.register(ErrorsFormatted())
