@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +20,31 @@ pytest.register_assert_rewrite("testkit")  # so that a failed case shows its val
 # a busy machine is no defect
 settings.register_profile("memkit", parent=settings.default, deadline=None)
 settings.load_profile("memkit")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave modules and tests, which stay to the end, to no garbage collection: each would walk through all of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Do what Python's own handler of Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Keep garbage collection out of a test that fills the stack, where finalizers fail."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class NamesOfFailures:
@@ -34,7 +61,13 @@ class NamesOfFailures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add it to the process that prints."""
+    """Let the process that prints name failures, and `asyncio.run` not format what it returns.
+
+    Where Python's own handler of Ctrl-C is in place `asyncio.run` sets another, and to take that back formats the task
+    and what it returned, twice: where these are messages it takes longer than most tests.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamesOfFailures(config))
         config.pluginmanager.register(ErrorsFormatted())

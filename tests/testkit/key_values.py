@@ -17,6 +17,7 @@ from langchain_memkit.base import apurge_user, purge_user
 from langchain_memkit.errors import HistoryWriteError, MessageEncodeError
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.key_value import EDGES, VALUE, KeyValueStoreContract, MakeStore
+from testkit.examples import examples
 from testkit.properties import SETTINGS, keys, values
 
 HOSTILE_KEYS = [{"$ne": None}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
@@ -150,13 +151,15 @@ class KeyValueStoreCases(KeyValueStoreContract):
         assert asyncio.run(apurge_user("u2", store)) == [{"keys": 1}]
 
     def test_what_is_accepted_comes_back_equal(self, make_store: MakeStore) -> None:
-        """300 random values: equal on return, or refused with nothing stored."""
-        store, accepted = make_store(), 0
+        """Random values: equal on return, or refused with nothing stored."""
+        store = make_store()
+        accepted = tried = 0
 
-        @settings(SETTINGS, max_examples=300)
+        @settings(SETTINGS, max_examples=examples(60))
         @given(st.dictionaries(keys, values, max_size=3))
         def check(value: dict[object, object]) -> None:
-            nonlocal accepted
+            nonlocal accepted, tried
+            tried += 1
             key = str(uuid4())
             try:
                 store.mset([(key, value)])
@@ -167,13 +170,13 @@ class KeyValueStoreCases(KeyValueStoreContract):
             assert store.mget([key]) == [value]
 
         check()
-        assert accepted > 150, "most of what was tried should be storable"
+        assert accepted > tried / 2, "most of what was tried should be storable"
 
     def test_behaves_like_a_dict(self, make_store: MakeStore, call: Call) -> None:
         """After random operations the store holds the same as a dict."""
         store = make_store()
 
-        @settings(SETTINGS, max_examples=60)
+        @settings(SETTINGS, max_examples=examples(15))
         @given(operations)
         def check(steps: list[tuple[str, Any]]) -> None:
             call(store, "mdelete", EDGES)

@@ -28,6 +28,7 @@ from langchain_core.messages import (
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages import cut_tail
 from langchain_memkit.testing.langchain_histories import MakeHistory
+from testkit.examples import examples
 
 __all__ = ["HistoryPropertiesContract", "messages"]
 
@@ -109,7 +110,7 @@ class HistoryPropertiesContract:
     def test_edits_like_a_list(self, make_history: MakeHistory) -> None:
         """Random turns, edits, undos and soft deletes: every way to read shows what a list of them shows."""
 
-        @settings(SETTINGS, max_examples=60)
+        @settings(SETTINGS, max_examples=examples(15))
         @given(st.lists(st.tuples(st.sampled_from("aaaeeudr"), st.integers(0, 99)), min_size=1, max_size=25))
         def check(steps: list[tuple[str, int]]) -> None:
             user = str(uuid4())
@@ -157,13 +158,14 @@ class HistoryPropertiesContract:
         check()
 
     def test_what_is_accepted_comes_back_equal(self, make_history: MakeHistory) -> None:
-        """500 random batches: equal on return, ids apart, or refused with nothing stored."""
-        accepted = 0
+        """Random batches: equal on return, ids apart, or refused with nothing stored."""
+        accepted = tried = 0
 
-        @settings(SETTINGS, max_examples=500)
+        @settings(SETTINGS, max_examples=examples(100))
         @given(st.lists(messages, min_size=1, max_size=3))
         def check(batch: list[BaseMessage]) -> None:
-            nonlocal accepted
+            nonlocal accepted, tried
+            tried += 1
             history = make_history(str(uuid4()))
             try:
                 history.add_messages(batch)
@@ -178,12 +180,12 @@ class HistoryPropertiesContract:
                 assert got == (want if want.id else want.model_copy(update={"id": got.id}))
 
         check()
-        assert accepted > 250, "most of what was tried should be storable"
+        assert accepted > tried / 2, "most of what was tried should be storable"
 
     def test_behaves_like_a_list(self, make_history: MakeHistory) -> None:
         """After random operations of several writers, in both call styles, the session holds the same as a list."""
 
-        @settings(SETTINGS, max_examples=40)
+        @settings(SETTINGS, max_examples=examples(12))
         @given(operations)
         def check(steps: list[tuple[str, int, bool, list[str], int]]) -> None:
             session = str(uuid4())

@@ -40,6 +40,7 @@ from langchain_memkit.testing.vectors import (
     facts,
     record,
 )
+from testkit.examples import examples
 from testkit.properties import SETTINGS, metadata, texts
 
 HOSTILE_IDS = [{"$ne": 1}, {"$gt": ""}, None, 123, b"k", ["k"], True, ("k",)]
@@ -508,13 +509,14 @@ class VectorStoreCases(VectorStoreContract):
         assert len(call(store, "get_by_ids", ["a"], user_id="u1")) == len(call(store, "get_by_ids", ["b", "c"])) == 1
 
     def test_what_is_accepted_comes_back_equal(self, store: Store) -> None:
-        """150 random documents: equal on return, or refused with nothing stored."""
-        accepted = 0
+        """Random documents: equal on return, or refused with nothing stored."""
+        accepted = tried = 0
 
-        @settings(SETTINGS, max_examples=150)
+        @settings(SETTINGS, max_examples=examples(40))
         @given(texts, metadata)
         def check(text: str, known: dict[str, object]) -> None:
-            nonlocal accepted
+            nonlocal accepted, tried
+            tried += 1
             name = str(uuid4())
             known = {k: v for k, v in known.items() if k not in ("user_id", "session_id")}
             try:
@@ -526,7 +528,7 @@ class VectorStoreCases(VectorStoreContract):
             assert store.get_by_ids([name]) == [Document(text, id=name, metadata=known)]
 
         check()
-        assert accepted > 75, "most of what was tried should be storable"
+        assert accepted > tried / 2, "most of what was tried should be storable"
 
     def test_threads(self, store: Store) -> None:
         """Parallel writers and readers lose nothing, and the cached index equals the stored records."""
@@ -558,7 +560,7 @@ class VectorStoreCases(VectorStoreContract):
         """Random operations of two users with equal words, on two store objects: each sees exactly its own."""
         stores = [make_store(EMBEDDING), make_store(EMBEDDING)]
 
-        @settings(SETTINGS, max_examples=20)
+        @settings(SETTINGS, max_examples=examples(8))
         @given(operations)
         def check(steps: list[tuple[str, str, str, int]]) -> None:
             for user in USERS:

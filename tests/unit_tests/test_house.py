@@ -87,6 +87,7 @@ DRIVERS = {
 HARD = {"langchain_core", "packaging", "pydantic", "typing_extensions", "langchain_memkit"}
 
 
+@cache
 def modules() -> list[Path]:
     """Every module of the package."""
     return sorted(PACKAGE.rglob("*.py"))
@@ -96,10 +97,17 @@ def modules() -> list[Path]:
 IMPORTABLE = [path for path in modules() if path.relative_to(PACKAGE) != Path("backends/spacy.py")]
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All that a module is made of."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names that a module imports, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -468,7 +476,7 @@ def is_private(name: str) -> bool:
 def private_members(path: Path) -> set[str]:
     """Return the private methods and attributes that the classes of a module define."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(node.attr)
         for member in node.body if isinstance(node, ast.ClassDef) else ():
@@ -479,10 +487,16 @@ def private_members(path: Path) -> set[str]:
     return {name for name in found if is_private(name)}
 
 
+@cache
+def private_members_in(folder: str) -> set[str]:
+    """Return the private members of all modules of a folder."""
+    return {name for path in modules() if folder_of(path) == folder for name in private_members(path)}
+
+
 def private_uses(path: Path) -> set[str]:
     """Return the private members that a module uses of anything but `self`, `cls` and `super()`."""
     used: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
             used.add(node.attr)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
@@ -496,11 +510,9 @@ def private_uses(path: Path) -> set[str]:
 def test_nothing_private_is_used_across_folders(path: Path) -> None:
     """No module uses a private member, function or module of another folder of the package."""
     mine, relative = folder_of(path), path.relative_to(PACKAGE).as_posix()
-    here: set[str] = set()
-    elsewhere: set[str] = set()
-    for other in modules():
-        (here if folder_of(other) == mine else elsewhere).update(private_members(other))
-    assert not (private_uses(path) & elsewhere) - here
+    foreign = private_uses(path) - private_members_in(mine)
+    for folder in {folder_of(other) for other in modules()} - {mine}:
+        assert not foreign & private_members_in(folder)
     for name in imported(path):
         top, *rest = name.split(".")
         if top == "langchain_memkit" and rest and rest[0] != mine:

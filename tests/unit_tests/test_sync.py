@@ -210,6 +210,7 @@ def test_a_flow_that_is_never_driven_fails_its_test(tmp_path: Path) -> None:
         "async def flow():\n    pass\n\ndef test_lost():\n    flow()\n\nasync def test_driven():\n    await flow()\n"
     )
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    command += ["--disable-plugin-autoload", "-p", "pytest_asyncio.plugin"]  # loading those of others takes seconds
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", str(lost)], capture_output=True, text=True, check=False, cwd=ROOT
     )

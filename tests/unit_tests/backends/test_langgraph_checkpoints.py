@@ -129,6 +129,7 @@ def test_nothing_is_run(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("json", b"[" * 100_000, "damaged"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_damage_is_said(kind: Any, data: Any, said: str) -> None:
     """Other kinds of serialization and damaged bytes are errors of ours."""
     with pytest.raises(MessageDecodeError, match=said):

@@ -220,6 +220,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.usefixtures("no_collection")
 def test_damaged_values(path: Path, damage: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged value is None and reported; the others come back, it is not deleted, and can be replaced."""
     store = SQLiteKeyValueStore(path)

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -425,6 +426,7 @@ UNSEEN = {  # the record can be ranked, but not shown
 
 
 @pytest.mark.parametrize("change", [*DAMAGE.values(), *UNSEEN.values()], ids=[*DAMAGE, *UNSEEN])
+@pytest.mark.usefixtures("no_collection")
 def test_damaged_rows(store: Any, path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged record is left out and reported; the others are found, it is not deleted, and can be replaced."""
     save(store, *[record(n) for n in range(5)])
@@ -545,6 +547,7 @@ def test_two_processes(path: Path, store: Any) -> None:
     while any(process.poll() is None for process in processes):
         count = len(drive(store.records.index("u1")))
         assert count % 3 == 0
+        time.sleep(0.02)  # the processor is theirs
     assert [process.returncode for process in processes] == [0, 0]
     assert len(drive(store.records.index("u1"))) == 180
     assert {(s.session_id, s.turns) for s in drive(store.records.sessions("u1"))} == {("s1", 90), ("s2", 90)}
@@ -552,7 +555,7 @@ def test_two_processes(path: Path, store: Any) -> None:
 
 def test_kill(path: Path, store: Any) -> None:
     """A process that is killed while it writes leaves whole records, as many as it said at least."""
-    for session in ("s1", "s2", "s3"):
+    for session in ("s1", "s2"):
         process = program(path, session, 10_000, stdout=subprocess.PIPE)
         assert process.stdout is not None
         told = [int(process.stdout.readline()) for _ in range(10)]

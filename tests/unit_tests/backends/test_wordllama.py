@@ -23,6 +23,7 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 from langchain_memkit.backends import wordllama
 from langchain_memkit.backends.wordllama import DIMS, PART, WordLlamaEmbeddings
 from langchain_memkit.errors import ConfigurationError, MissingExtraError
+from testkit.examples import examples
 
 TEXTS = [
     "I like tea.",
@@ -234,7 +235,7 @@ def test_a_forked_process_goes_on(loaded: bool) -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10):
+        for _ in range(examples(4)):
             child = os.fork()
             if child == 0:
                 try:

@@ -21,6 +21,7 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
 from langchain_memkit._sync import drive
 from langchain_memkit.errors import ConfigurationError
+from testkit.examples import examples
 
 CALL = [{"name": "f", "args": {}, "id": "c"}]
 LONG = " ".join(f"word{i}" for i in range(400))
@@ -167,7 +168,7 @@ def test_two_who_go_on_with_one_round(store: Any) -> None:
 ROLES = st.lists(st.sampled_from("hhaatx"), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     roles=ROLES, cuts=st.sets(st.integers(1, 11)), again=st.sets(st.integers(0, 11)), long=st.sets(st.integers(0, 11))
 )

@@ -39,6 +39,7 @@ from langchain_memkit.messages.tokens import (
     resolve_counter,
 )
 from langchain_memkit.testing import FakeChatModel
+from testkit.examples import examples
 from testkit.properties import messages
 
 TURN = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
@@ -55,7 +56,7 @@ def is_ordinary(message: BaseMessage) -> bool:
     return not message.invalid_tool_calls and not (message.tool_calls and isinstance(message.content, list))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(messages.filter(is_ordinary), max_size=4))
 def test_the_default_counts_as_langchain_core(batch: list[BaseMessage]) -> None:
     """Every message type, names, tool calls, text and image blocks: the numbers of count_tokens_approximately."""
@@ -78,7 +79,7 @@ def test_dense_scripts_are_counted_within_fifteen_percent(language: str) -> None
     assert approximate_tokens(as_blocks) == pytest.approx(exact, rel=0.15)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(messages, max_size=4))
 def test_a_list_counts_as_the_sum_of_its_messages(batch: list[BaseMessage]) -> None:
     """The number for a list is the sum of the numbers for each, whatever the messages hold."""

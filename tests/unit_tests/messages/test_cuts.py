@@ -32,6 +32,7 @@ from langchain_memkit.messages.trimming import (
 )
 from langchain_memkit.preprocessors.prompt import summary_message
 from testkit.conversations import conversations, refused
+from testkit.examples import examples
 
 SUMMARY = summary_message("So far: ...", "d")
 
@@ -142,7 +143,7 @@ def newest_turn(messages: Sequence[BaseMessage], sizes: Sequence[int], budget: i
     return (max(i for i in range(begin, end) if isinstance(messages[i], AIMessage)) if ends_in_results else end), task
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.sampled_from(["h", "h", "sh", "a", "ct", "ctt", "s"]), max_size=9).map("".join),
     st.lists(st.integers(0, 9), min_size=27, max_size=27),
@@ -250,7 +251,7 @@ def test_functions_of_2023() -> None:
     assert whole_tool_groups([call, *talk("h")]) == talk("h")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(conversations)
 def test_nothing_is_left_that_a_provider_refuses(messages: list[BaseMessage]) -> None:
     """Whatever went in: no open call, no stray result, order kept, the same a second time, nothing else touched."""

@@ -18,6 +18,7 @@ from langchain_memkit.backends.mongodb.layouts import is_json, row_text
 from langchain_memkit.errors import MessageEncodeError
 from langchain_memkit.messages.codec import LEFT_OUT, decode_message, storable
 from langchain_memkit.messages.notes import without_forged_marks
+from testkit.examples import examples
 from testkit.properties import values
 
 ENDLESS: dict[str, Any] = {"n": 1}
@@ -166,7 +167,7 @@ with_odd = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(with_odd, with_odd)
 def test_any_metadata(one: Any, other: Any) -> None:
     """Whatever stands in metadata, the turn can be stored, and comes back as it was kept; in rows of JSON as well."""

@@ -19,6 +19,7 @@ from langchain_openai import ChatOpenAI
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import ENCODINGS, OpenAITokenCounter, count_tokens
+from testkit.examples import examples
 
 WEB = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 PRIMING = 3
@@ -70,7 +71,7 @@ def test_text_has_the_tokens_of_openais_library(pair: tuple[OpenAITokenCounter, 
     """Random text of all scripts: the very tokens that tiktoken makes, which are the text again."""
     ours, theirs = pair
 
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(texts)
     def check(text: str) -> None:
         tokens = ours.encode(text)
@@ -156,7 +157,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(requests)
 def test_messages_have_the_tokens_of_langchain_openai(request: list[BaseMessage]) -> None:
     """Roles, names, text parts, tool calls and their answers: the number of ChatOpenAI, less what primes the reply."""

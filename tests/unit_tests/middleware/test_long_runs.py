@@ -31,6 +31,7 @@ from langchain_memkit import (
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.tokens import approximate_tokens, count_tool_tokens
 from testkit.conversations import refused
+from testkit.examples import examples
 from testkit.styles import Styles
 
 BUDGET = 32_000
@@ -199,12 +200,12 @@ def results(call: Sequence[BaseMessage], name: str = "read_result") -> list[str]
 @pytest.mark.parametrize("later", [False, True], ids=["in the run", "in a later turn"])
 @pytest.mark.parametrize("saved", [False, True], ids=["no saver", "saver"])
 def test_questions_about_shortened_results(histories: Any, run: Styles, later: bool, saved: bool) -> None:
-    """Of 50 codes in the middle of 50 pages each is read again by call id and word, from state or transcript."""
-    choose = random.Random(3)
+    """Each of the codes in the middle of pages is read again by call id and word, from state or transcript."""
+    choose, count = random.Random(3), examples(20)
     pages: list[Any] = [
-        AIMessage("", tool_calls=[{"name": "page", "args": {"n": n}, "id": f"page-{n}"}]) for n in range(50)
+        AIMessage("", tool_calls=[{"name": "page", "args": {"n": n}, "id": f"page-{n}"}]) for n in range(count)
     ]
-    order = choose.sample(range(50), 50)
+    order = choose.sample(range(count), count)
     questions = [read(f"page-{n}", "the code", n) for n in order]
     script = [*pages, DONE, *questions, DONE] if later else [*pages, *questions, DONE]
     model = Scripted(script=script)
@@ -215,7 +216,7 @@ def test_questions_about_shortened_results(histories: Any, run: Styles, later: b
         run(agent, asking("What are the codes?"), {**CONFIG, "recursion_limit": 1000})
     found = results(model.calls[-1])
     assert found == [f"The code of page {n} is {code_of(n)}." for n in order]
-    shortened = [m.text for m in model.calls[49] if isinstance(m, ToolMessage)]
+    shortened = [m.text for m in model.calls[count - 1] if isinstance(m, ToolMessage)]
     assert any(
         re.search(r'^\[Shortened: .* read_result\(call_id="page-0"\) shows them\.\]$', text) for text in shortened
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Annotated, Any, Required
 
 import pytest
@@ -22,9 +23,10 @@ from langchain_memkit import (
     purge_user,
 )
 from langchain_memkit.middleware.state import HistoryState
+from testkit.styles import Styles
 from testkit.trimming_apps import RECIPES, OwnSummary, Trimmed
 
-TURNS = 12
+TURNS = 8
 APPROVE: Any = Command(resume={"decisions": [{"type": "approve"}]})
 
 
@@ -70,14 +72,20 @@ def talk(run: Any, agent: Any, questions: Any) -> None:
 NODES = [("trim_messages", as_node), ("own summary", as_node)]
 
 
+@cache
+def shown_without_us(recipe: str, made: Any, questions: tuple[str, ...]) -> list[list[str]]:
+    """What the model gets in each call of an agent with a recipe alone."""
+    control = Scripted()
+    talk(Styles("invoke"), made([RECIPES[recipe]()], control), questions)
+    return [texts(call) for call in control.calls]
+
+
 @pytest.mark.parametrize(("recipe", "made"), [*((name, saved) for name in RECIPES), *NODES])
 def test_recipe(history_of: Any, history: Any, run: Any, recipe: str, place: str, made: Any) -> None:
-    """In twelve turns each call of the model gets what it gets without us; the transcript holds all, once."""
-    control, model = Scripted(), Scripted()
-    questions = [f"q{i}" for i in range(TURNS)]
-    talk(run, made([RECIPES[recipe]()], control), questions)
+    """In eight turns each call of the model gets what it gets without us; the transcript holds all, once."""
+    model, questions = Scripted(), tuple(f"q{i}" for i in range(TURNS))
     talk(run, made(beside(history_of, [RECIPES[recipe]()], place), model), questions)
-    assert [texts(call) for call in model.calls] == [texts(call) for call in control.calls]
+    assert [texts(call) for call in model.calls] == shown_without_us(recipe, made, questions)
     stored = [[text for text in row if not text.startswith("summary up to")] for row in rows(history)]
     assert stored == [[f"q{i}", f"ok {i + 1}"] for i in range(TURNS)]
     if recipe != "own summary, by a user":  # it is one more message of a user
@@ -87,10 +95,9 @@ def test_recipe(history_of: Any, history: Any, run: Any, recipe: str, place: str
 @pytest.mark.parametrize("recipe", ["trim_messages", "own summary", "request trimmed"])
 def test_recipe_with_the_same_words(history_of: Any, history: Any, run: Any, recipe: str, place: str) -> None:
     """A user who says the same each time: what is shown is the newest of it."""
-    control, model = Scripted(), Scripted()
-    talk(run, saved([RECIPES[recipe]()], control), ["hi"] * 8)
-    talk(run, saved(beside(history_of, [RECIPES[recipe]()], place), model), ["hi"] * 8)
-    assert [texts(call) for call in model.calls] == [texts(call) for call in control.calls]
+    model, questions = Scripted(), ("hi",) * 8
+    talk(run, saved(beside(history_of, [RECIPES[recipe]()], place), model), questions)
+    assert [texts(call) for call in model.calls] == shown_without_us(recipe, saved, questions)
     assert rows(history) == [["hi", f"ok {i + 1}"] for i in range(8)]
 
 

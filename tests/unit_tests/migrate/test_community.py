@@ -379,6 +379,7 @@ def test_cut_off_file_gives_what_is_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, null]", b"\xff\xfe[]", b"[" * 100_000, b'["\\ud800"]'])
+@pytest.mark.usefixtures("no_collection")
 def test_odd_files_are_reported(tmp_path: Path, target: Any, content: bytes) -> None:
     """Files of other kinds stop nothing."""
     (tmp_path / "odd.json").write_bytes(content)

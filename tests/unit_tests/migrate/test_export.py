@@ -25,6 +25,7 @@ from langchain_memkit.errors import ConfigurationError, HistoryReadError, Histor
 from langchain_memkit.migrate import aexport_history, aimport_history, export_history, import_history, migrate
 from langchain_memkit.migrate.jsonl import open_for_writing
 from langchain_memkit.testing.langchain_histories import exchange, one_of_each
+from testkit.examples import examples
 from testkit.properties import SETTINGS, messages
 
 WHEN = datetime(2025, 5, 5, 12, 30, 1, 250_000, tzinfo=UTC)
@@ -101,9 +102,9 @@ def test_export_of_an_import_is_the_export(store: Any, file: Path, tmp_path: Pat
 
 
 def test_whatever_is_stored_comes_back() -> None:
-    """300 random batches of every message type: what a store takes comes back equal through a file."""
+    """Random batches of every message type: what a store takes comes back equal through a file."""
 
-    @settings(SETTINGS, max_examples=300)
+    @settings(SETTINGS, max_examples=examples(60))
     @given(st.lists(messages, min_size=1, max_size=3))
     def check(batch: list[BaseMessage]) -> None:
         source, target, text = fresh(), fresh(), io.StringIO()
@@ -177,6 +178,7 @@ DAMAGE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.usefixtures("no_collection")
 def test_damaged_lines_are_named(store: Any, file: Path, damage: Any) -> None:
     """A damaged line in the middle is named by its number; everything else arrives."""
     lines = file.read_text().split("\n")
@@ -411,12 +413,12 @@ print(report.turns, len(report.skipped), (resource.getrusage(resource.RUSAGE_SEL
 
 
 def test_a_small_file_that_unpacks_to_much(file: Path, tmp_path: Path) -> None:
-    """A packed line of 400 MB is passed over: it is never in memory, and the turns beside it come in."""
+    """A packed line of 200 MB is passed over: it is never in memory, and the turns beside it come in."""
     header, *rest = file.read_bytes().splitlines(keepends=True)
     bomb = tmp_path / "bomb.gz"
     with gzip.open(bomb, "wb") as packed:
         packed.write(header + b'{"session_id": "s9", "op": "t9", "messages": [{"role": "human", "content": "')
-        for _ in range(400):
+        for _ in range(200):
             packed.write(b"x" * 2**20)
         packed.write(b'"}], "v": 1}\n' + b"".join(rest))
     assert bomb.stat().st_size < 2**20

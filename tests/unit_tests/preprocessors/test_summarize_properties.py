@@ -19,6 +19,7 @@ from langchain_memkit.messages.trimming import is_summary, trailing_results
 from langchain_memkit.preprocessors.prompt import LEAVES_OUT
 from langchain_memkit.testing import FakeChatModel
 from testkit.conversations import refused
+from testkit.examples import examples
 from testkit.scribe import Scribe, marked, marks
 
 PROPERTY = settings(
@@ -80,7 +81,7 @@ def check_seen(scribe: Scribe, view: list[BaseMessage], said: list[int]) -> None
     assert len(once) == len(set(once)), "summarized twice"
 
 
-@settings(PROPERTY, max_examples=250)
+@settings(PROPERTY, max_examples=examples(50))
 @given(turns, amounts, amounts, st.sampled_from([250, 600, 2000]), st.booleans())
 def test_lists_are_seen_whole(plan: Any, trigger: Any, keep: Any, max_tokens: int, system: bool) -> None:
     """Any list, turn after turn, by hand: one call, all shown or summarized or said to be left out; in budget."""
@@ -112,7 +113,7 @@ def has_to_stay(messages: list[BaseMessage]) -> set[int]:
     return {mark for m in kept for mark in marks(m.text)}
 
 
-@settings(PROPERTY, max_examples=80)
+@settings(PROPERTY, max_examples=examples(20))
 @given(turns, amounts, amounts, st.sampled_from([250, 600, 2000]), st.lists(lengths, min_size=8, max_size=8))
 def test_histories_are_seen_whole(plan: Any, trigger: Any, keep: Any, max_tokens: int, questions: list[int]) -> None:
     """Over a history of ours, with questions of any length: the same; `summarize` catches up, in order."""
@@ -138,7 +139,7 @@ def test_histories_are_seen_whole(plan: Any, trigger: Any, keep: Any, max_tokens
         assert all(LEAVES_OUT not in m.text for m in model.calls[-1])
 
 
-@settings(PROPERTY, max_examples=40)
+@settings(PROPERTY, max_examples=examples(20))
 @given(st.lists(st.lists(st.tuples(parts, lengths), min_size=1, max_size=6), min_size=2, max_size=12), st.data())
 def test_failures_lose_nothing(plan: Any, data: st.DataObject) -> None:
     """Calls that fail at random: after a turn without a failure everything is shown or was summarized."""

@@ -24,6 +24,7 @@ from langchain_memkit.messages.tokens import approximate_tokens
 from langchain_memkit.messages.trimming import STATUS, is_summary, whole_tool_groups
 from langchain_memkit.preprocessors import create_trim_preprocessor
 from testkit.conversations import conversations, plain_conversations, refused
+from testkit.examples import examples
 
 RESULTS = (ToolMessage, FunctionMessage)
 
@@ -73,7 +74,7 @@ def _is_left_of(kept: BaseMessage, message: BaseMessage) -> bool:
     return without_calls and kept.id == message.id
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(conversations, budgets, st.booleans(), start_ons, policies)
 def test_what_always_holds(
     messages: list[BaseMessage], budget: tuple[Any, int], include_system: bool, start_on: Any, on_overflow: Any
@@ -121,7 +122,7 @@ def test_what_always_holds(
     assert all(a is b for a, b in zip(messages, given_ones, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(conversations, budgets)
 def test_more_budget_never_keeps_less(messages: list[BaseMessage], budget: tuple[Any, int]) -> None:
     """With a larger budget, what was kept before is still kept."""
@@ -134,7 +135,7 @@ def test_more_budget_never_keeps_less(messages: list[BaseMessage], budget: tuple
     }
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     plain_conversations,
     st.sampled_from([(len, len), (None, count_tokens_approximately), ("approximate", "approximate")]),

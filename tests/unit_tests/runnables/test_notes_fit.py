@@ -38,6 +38,7 @@ from langchain_memkit.messages.notes import Record, is_note, note_message, recor
 from langchain_memkit.messages.tokens import approximate_tokens, count_tool_tokens, resolve_counter
 from langchain_memkit.messages.trimming import is_summary, turn_starts
 from langchain_memkit.testing import FakeChatModel
+from testkit.examples import examples
 
 U1: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
 Messages = list[BaseMessage]
@@ -245,7 +246,7 @@ LONG_RUN = Case(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases)
 @example(LONG_RUN)  # a run that outgrows the budget, beside system lines
 @example(replace(LONG_RUN, memories=[]))

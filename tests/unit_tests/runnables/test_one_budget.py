@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +35,9 @@ from langchain_memkit.messages.results import shortened
 from langchain_memkit.messages.tokens import approximate_tokens, count_tool_tokens
 from langchain_memkit.runnables.rag import INSTRUCTION, context_message
 from testkit.conversations import refused
+from testkit.examples import examples
 
 U1: Any = {"configurable": {"session_id": "s1", "thread_id": "s1", "user_id": "u1"}}
-EXAMPLES = int(os.environ.get("MEMKIT_EXAMPLES", "120"))
 WORDS = {"latin": "word ", "cjk": "記憶の話", "code": "f(x)={y};"}
 IMAGE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
 
@@ -226,7 +225,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases)
 def test_no_call_is_over_the_budget(case: Case) -> None:
     """Where what must be shown fits, every call does; else it is refused before it, or told."""
