@@ -61,6 +61,9 @@ class Ranking:
         ConfigurationError: A weight is negative or not a number, or the decay rate, others or candidates are out of
             range.
 
+    Example:
+        >>> Ranking(neighbours=0, importance=0.2).importance
+        0.2
     """
 
     relevance: float = 1.0

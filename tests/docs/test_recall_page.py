@@ -44,9 +44,7 @@ def fifty() -> VectorMemory:
 
 
 @pytest.mark.parametrize(("asked", "held", "words", "stated"), ROWS)
-def test_words_have_the_points_of_the_table(
-    asked: str, held: str, words: str, stated: str, fifty: VectorMemory
-) -> None:
+def test_words_have_these_points(asked: str, held: str, words: str, stated: str, fifty: VectorMemory) -> None:
     """A question of so many words, so many of them in a record, gives it these points, and more as the user's."""
     question = [f"word{i}" for i in range(int(held))] + [f"nowhere{i}" for i in range(int(asked) - int(held))]
     hits = fifty.search(f"What is {' '.join(question)}?", k=50)
