@@ -41,7 +41,6 @@ def interrupt(number: int, frame: object) -> None:
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     """Keep garbage collection out of a test that fills the stack, where finalizers fail."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
