@@ -63,6 +63,9 @@ test: $(call done,test) openssl11 ## unit and integration tests (real MongoDB); 
 	$(IN_MEMORY) $(PYTEST) -n $(WORKERS) $(PARALLEL) -m "not replica_set" \
 	  tests/integration_tests tests/unit_tests --ignore tests/unit_tests/suites
 
+test-nightly: ## the same with five times as many random examples, and every combination where `make test` tries a sample
+	MEMKIT_EXAMPLES=5 $(MAKE) test
+
 test-third-party: $(call done,third-party) openssl11 ## tests with packages of others that are large: spaCy, Chroma, FAISS, Anthropic, Google, deepagents
 	$(IN_MEMORY) $(PYTEST) -n 2 $(PARALLEL) tests/third_party
 

@@ -41,7 +41,6 @@ def interrupt(number: int, frame: object) -> None:
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     """Keep garbage collection out of a test that fills the stack, where finalizers fail."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
@@ -140,11 +139,11 @@ def errors_tell_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         error = raised.pop()
         carried = [*getattr(error, "messages", ()), *getattr(error, "stored", ()), getattr(error, "output", None)]
         texts = {str(getattr(m, "text", "") or "").strip()[:500] for m in carried}
-        # without source lines, where a test's own literals stand
+        # without frames and their source lines, where a test's own literals stand
         said = "".join(
             line
             for each in chain_of(error)
-            for line in traceback.TracebackException.from_exception(each, lookup_lines=False).format_exception_only()
+            for line in traceback.TracebackException.from_exception(each, limit=0).format_exception_only()
         )
         assert [text for text in texts if len(text) >= LEAST and text in said] == [], said
         assert not USERINFO.search(said), said

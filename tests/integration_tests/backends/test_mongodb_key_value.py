@@ -350,6 +350,7 @@ def test_fork(store: Any) -> None:
     assert list(store.yield_keys()) == ["before", "child", "parent"]
 
 
+@pytest.mark.replica_set
 def test_failover(database: str) -> None:
     """While the primary is killed, writes of both styles are retried until the next one answers; none is lost."""
     with local_mongodb(nodes=3) as servers:

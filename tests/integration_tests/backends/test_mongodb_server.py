@@ -647,6 +647,7 @@ def test_lost_reply_is_stored_once(standalone: Any, database: str) -> None:
         assert texts(history) == ["My name is Nemo.", "Hello Nemo.", "once"]
 
 
+@pytest.mark.replica_set
 def test_failover() -> None:
     """The primary is killed while four threads write: no acknowledged turn lost, doubled, split or out of order."""
     with local_mongodb(nodes=3) as server:

@@ -764,6 +764,7 @@ def test_fork(store: Any) -> None:
     assert sorted(entry.position for entry in drive(store.records.index("u1")).entries) == [1, 2, 3]
 
 
+@pytest.mark.replica_set
 @pytest.mark.parametrize("style", ["sync", "async"])
 def test_failover(style: str, database: str) -> None:
     """While the primary is killed, writes are retried until the next one answers; none is lost, none is double."""

@@ -180,7 +180,7 @@ def test_layouts_of_others(request: pytest.FixtureRequest, layout: str, style: s
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_at_once(histories: Any, asynchronous: bool) -> None:
     """Of runs at once on one thread each question and answer is stored once, on each store."""
-    for thread in map(str, range(8)):
+    for thread in map(str, range(4)):
         config: Any = {"configurable": {"thread_id": thread, "user_id": "u1"}}
         agent = create_agent(
             Scripted(delay=0.005), [], middleware=[MessageHistoryMiddleware(histories)], checkpointer=InMemorySaver()
