@@ -321,6 +321,7 @@ def main() -> None:
     parser.add_argument("--ikat", type=Path, help="a folder with iKAT's topics, likewise")
     parser.add_argument("--embeddings", action="append", default=[], help="minilm, in addition")
     options = parser.parse_args()
+    sets: dict[str, list[Dialogue]] = {}
     if options.ablation:
         from benchmarks.recall_chats import sets_in  # which is built on this module
 

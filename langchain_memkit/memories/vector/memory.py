@@ -40,12 +40,11 @@ class VectorMemory(DerivedMemory):
 
     Each round is embedded once, when it is finished. A question is compared with all rounds of the user: by cosine
     similarity of the vectors, BM25 of the words, the neighbours and the session of a round, and the speakers and dates
-    that the question names. The best rounds that fit into `max_tokens` are shown as quoted records, oldest first; a
-    note of up to 72 tokens quotes single sentences. No model is called. A question unrelated to the records ("What is
-    2+2?") recalls nothing: see `floor`.
+    that the question names. The best rounds that fit into `max_tokens` are shown as quoted records, oldest first. No
+    model is called. A question unrelated to the records ("What is 2+2?") recalls nothing: see `floor`.
 
-    A round without an answer waits, unembedded, for the next turn. Greetings and thanks are not embedded, nor is a text
-    that one of this user's records already has.
+    A round without an answer waits, unembedded, for the next turn. Greetings and thanks are stored without their
+    answer and not embedded, nor is a text that one of this user's records already has.
 
     Args:
         store: `SQLiteVectorStore(path, embedding)`, `MongoDBVectorStore(uri, embedding)`, or any LangChain
@@ -56,14 +55,11 @@ class VectorMemory(DerivedMemory):
         k: Maximum number of rounds; None for as many as fit.
         ranking: Weights of the score; by default the measured recipe. `Ranking.generative_agents()` scores as that
             paper does.
-        floor: How related a question must be to a record before anything is recalled. The unit is a word that no other
-            record has. `"auto"` is 1: one such word in common, or a speaker or a known name in the question, less what
-            the vectors have against it; or a vector far nearer than the user's own records usually are to each other,
-            which is measured for each user and embedder. Just above the floor one record is shown, 0.97 above it all
-            that fit; for a question about the user, what tells of such a fact is shown besides, up to 72 tokens of it
-            even below the floor. None or 0 recalls on any question, as `Ranking.generative_agents()` does unless a
-            number is given. `search` has no floor. With another vector store only words, names and dates count: its
-            similarities have a scale of their own.
+        floor: The score from which on a record is related to a question, each by itself; the others are not shown. The
+            unit is a word that no other record has. `"auto"` is 1.25; where the question says "I" or "my", half of it
+            is enough for the user's three best statements. None or 0 recalls on any question, as
+            `Ranking.generative_agents()` does unless a number is given. `search` has no floor. With another vector
+            store, whose similarities have a scale of their own, only those count that stand out among what it found.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
             300 characters, cut at sentences.
         max_records: How many records to keep per user; beyond that, the oldest that were never recalled are evicted.
