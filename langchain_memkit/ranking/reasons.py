@@ -30,7 +30,7 @@ def reasons_for(ranked: Ranked, question: Question) -> str:
         >>> said = {"said": [["human", "", 0, 24]], "created_at": (now - timedelta(days=3)).isoformat()}
         >>> record = index_record_of(Document("My lemon tree has bugs.", id="1", metadata=said))
         >>> parts = {"lexical": 1.0, "relevance": 0.1}
-        >>> reasons_for(Ranked(record, 1.1, parts, True, (0,)), read_question("How is my lemon tree?", now))
+        >>> reasons_for(Ranked(record, 1.1, parts, 1.1, True, (0,)), read_question("How is my lemon tree?", now))
         'shares: lemon, tree; said by you; 3 days ago'
     """
     told = [*_what(ranked, question), *_who(ranked, question)]

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 
-from langchain_memkit.ranking.tokenize import tokenize_record
+from langchain_memkit.ranking.tokenize import tokenize, tokenize_record
+
+OF_GREETINGS = """fine great good nice cool perfect awesome thanks thank welcome hi hello hey bye goodbye morning
+    evening night got understood problem glad help cheers lot"""
+GREETINGS = frozenset(tokenize(OF_GREETINGS))
 
 
 class Utterance(NamedTuple):
@@ -73,6 +77,19 @@ class StoredSession(NamedTuple):
     state: int | None = None
 
 
+def is_greeting(text: str, most: int = 80) -> bool:
+    """Return whether a text of at most `most` characters is only a greeting or thanks.
+
+    Consent is none ("Yes, please"): what is answered to it may be what the user waited for.
+
+    Example:
+        >>> is_greeting("Good morning!"), is_greeting("Thanks, that was about Oslo.")
+        (True, False)
+    """
+    words = tokenize(text, "english") if len(text) <= most else []
+    return bool(words) and GREETINGS.issuperset(words)
+
+
 def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None = None) -> IndexRecord:
     """Build the index entry of a stored document.
 
@@ -93,7 +110,13 @@ def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None
         raise ValueError(msg)
     known, text = document.metadata, document.page_content
     spans = known.get("said") or [["", "", 0, len(text)]]
-    words = stems if stems is not None else [tokenize_record(text[start:end]) for _, _, start, end in spans]
+    asked = [text[start:end] for role, _, start, end in spans if role == "human"]
+    if asked and all(map(is_greeting, asked)):
+        words: Sequence[Sequence[str]] = [()] * len(spans)  # nobody asks for a greeting, or for the answer to one
+    elif stems is not None:
+        words = stems
+    else:
+        words = [tokenize_record(text[start:end]) for _, _, start, end in spans]
     return IndexRecord(
         id=document.id,
         session=known.get("session_id") or "",

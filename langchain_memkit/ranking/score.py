@@ -22,9 +22,8 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.bm25 import Doubles, Flags, IndexSnapshot, Postings, WordMatches, match_words
 from langchain_memkit.ranking.dates import date_proximity
 from langchain_memkit.ranking.index import Index, UsualSimilarity
-from langchain_memkit.ranking.question import Question
+from langchain_memkit.ranking.question import Question, speakers_asked
 from langchain_memkit.ranking.records import IndexRecord
-from langchain_memkit.ranking.speakers import speakers_asked
 
 PARTS = ("relevance", "lexical", "neighbours", "session", "name", "speaker", "date", "recency", "importance")
 
@@ -129,6 +128,7 @@ class Ranked(NamedTuple):
     entry: IndexRecord
     score: float  # higher is better
     parts: Mapping[str, float]  # the summands of the score, by name of the weight
+    own: float  # the score without what it has of its neighbours, and of its day
     states: bool  # whether somebody whom the question asks about states something in it
     shown: tuple[int, ...]  # ascending indices of `entry.said`, at least one: the messages to show
 
@@ -188,9 +188,12 @@ def best_first(
 
     def ranked(i: int) -> Ranked:
         entry, row = view.entries[i], parts[:, i].tolist()
+        part = dict(zip(PARTS, row, strict=True))
         first, size = int(view.first[i]), len(entry.said)
         shown = tuple(j for j in range(size) if asked.names and worth[first + j]) or tuple(range(size))
-        return Ranked(entry, sum(row), dict(zip(PARTS, row, strict=True)), bool(voices.states[i]), shown)
+        states = bool(voices.states[i])
+        borrowed = part["neighbours"] * (1 + ranking.speaker * states) + part["date"]
+        return Ranked(entry, sum(row), part, sum(row) - borrowed, states, shown)
 
     best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
     return RankedRecords(map(ranked, best), int(np.count_nonzero(likely)))

@@ -16,6 +16,7 @@ from langchain_memkit.memories.rebuildable import Segment
 from langchain_memkit.messages.text import MESSAGE, message_text, truncate_with_warning, without_records
 from langchain_memkit.messages.trimming import is_user_message
 from langchain_memkit.ranking.index import IndexRecord, StoredSession, digest_of
+from langchain_memkit.ranking.records import GREETINGS, is_greeting
 from langchain_memkit.ranking.tokenize import tokenize
 
 ROUNDS = UUID("5b1f7d2e-6c0a-4c39-9a57-2f3d8f4f2a10")
@@ -25,10 +26,7 @@ ENDS = (r"\n\n", r"\n", r"[.!?][\"')\]]*\s+", r"[\u3002\uff01\uff1f]", r"[,;:]\s
 KIND = "a message that the vector memory is to save"
 SHORT = 80  # characters; a longer message is never small talk
 CONSENT = "ok okay yes yeah yep no nope sure right please done alright"
-GREETINGS = """fine great good nice cool perfect awesome thanks thank welcome hi hello hey bye goodbye morning evening
-    night got understood problem glad help cheers"""
-SMALL_TALK = frozenset(tokenize(f"{CONSENT} {GREETINGS}"))
-OF_GREETINGS = frozenset(tokenize(GREETINGS))
+SMALL_TALK = GREETINGS | frozenset(tokenize(CONSENT))
 
 
 class RoundLine(NamedTuple):
@@ -148,18 +146,14 @@ def starts_round(line: RoundLine, before: str) -> bool:
     return line.role == "human" and before != "human"
 
 
-def is_small_talk(lines: Iterable[RoundLine]) -> bool:
-    """Return whether the lines hold nothing worth finding: only short greetings, thanks and consent."""
-    return all(len(line.text) <= SHORT and SMALL_TALK.issuperset(tokenize(line.text, "english")) for line in lines)
+def is_small_talk(lines: Sequence[RoundLine]) -> bool:
+    """Return whether there is nothing worth finding: short greetings, thanks and consent.
 
-
-def is_greeting(line: RoundLine) -> bool:
-    """Return whether a user's line is only a greeting or thanks, which an answer adds nothing to.
-
-    Consent is none ("Yes, please"): what follows it may be what the user waited for.
+    A greeting or thanks by the user is small talk whatever the model answers to it.
     """
-    words = tokenize(line.text, "english") if line.role == "human" and len(line.text) <= SHORT else []
-    return bool(words) and OF_GREETINGS.issuperset(words)
+    said = [line.text for line in lines if line.role == "human"]
+    all_short = all(len(line.text) <= SHORT and SMALL_TALK.issuperset(tokenize(line.text, "english")) for line in lines)
+    return all_short or (bool(said) and all(map(is_greeting, said)))
 
 
 def documents_of(
@@ -179,8 +173,6 @@ def documents_of(
         opening = lines[0].message or digest_of("\n".join(f"{line.role}: {line.text}" for line in lines))
         named = [*place, opening, salt] if salt else [*place, opening]
         round_id = str(uuid5(ROUNDS, json.dumps(named)))
-    if all(is_greeting(line) for line in lines if line.role == "human"):
-        lines = tuple(line for line in lines if line.role == "human") or lines
     first = int(known.get("chunk", 0))
     documents: list[Document] = []
     chunks = _chunks(lines, splitter)

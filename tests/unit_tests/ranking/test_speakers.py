@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_memkit.ranking.question import read_question
-from langchain_memkit.ranking.speakers import AskedSpeakers, speakers_asked
+from langchain_memkit.ranking.question import AskedSpeakers, read_question, speakers_asked
 from testkit.ranking import NOW
 
 TWO = {0: ("human", "Caroline"), 1: ("ai", "Melanie"), 2: ("tool", "search")}
