@@ -17,18 +17,12 @@ docs/benchmarks.md says what is compared. Besides:
   random order, which is fixed.
 - `text` is what `condense_question` names as `searched_for`, searched for as it is; `any retriever` is
   `CondenseQuestionRetriever` around a retriever that takes nothing but text.
-- memkit's constants and its gate were chosen on these very conversations: the figures are those of development data.
+- memkit's constants were chosen on these very conversations: the figures are those of development data.
 - ms: wall clock of a question with its search, without embedding. Intervals: 10,000 resamples of whole conversations.
-- The gate is asked about all turns after the first, as it is where there is a model; without one it is not asked, so
-  that `auto` and `weighted` are the same here. Masked, a turn that it passes loses nothing to the weights if its human
-  rewrite equals the question, or if it is not so that the expanded question finds the document in the first 10 and the
-  raw one does not; it loses nothing to a person if the rewrite equals the question, or does not find it nearer the top.
 
 Bars, on data that was named, in full, with BM25 and MiniLM. `memkit weighted`, masked: recall@10 of CANARD at least .62
 and .75, of iKAT .70 and .85; in the mean of these four above the previous turn and above rare terms, in recall@10 and
-MRR. `weighted`, `auto` and `any retriever`, unmasked or with 1,000 more: on no set more than .01 below the raw
-question. The gate, on each set by both: at least 95% of what it passes loses nothing to the weights, and as much
-nothing to a person; it passes at least 20% of what people left as it was.
+MRR. `weighted` and `any retriever`, unmasked or with 1,000 more: on no set more than .01 below the raw question.
 """
 
 from __future__ import annotations
@@ -50,9 +44,7 @@ from benchmarks.embedders import DEFAULT, Shared, shared_embedders
 from benchmarks.followups_data import CANARD, IKAT, DataSet, Question, own_set, read_sets
 from benchmarks.followups_systems import (
     ANY_RETRIEVER,
-    AUTO,
     BM25,
-    DEPTH,
     HUMAN,
     PREVIOUS,
     RARE,
@@ -67,7 +59,6 @@ from benchmarks.followups_systems import (
     prepare,
     texts_of,
 )
-from langchain_memkit.retrievers import stands_alone
 
 ENV = "MEMKIT_FOLLOWUPS"
 PACKAGES = ("langchain-classic", "bm25s", "PyStemmer", "numpy")
@@ -79,8 +70,6 @@ MINILM = "minilm"
 BARRED_ENGINES = (BM25, MINILM)
 BARRED_METRICS = ("recall@10", "MRR@10")
 LOSS = -0.01
-EQUAL_PASS, LOSE_NOTHING = "gate: share of the equal that pass", "gate: share of the passed that lose nothing"
-NOT_BELOW_HUMAN = "gate: share of the passed not below a person's rewrite"
 REACH = {  # recall@10, masked
     (CANARD, BM25): ">= 0.62",
     (CANARD, MINILM): ">= 0.75",
@@ -201,23 +190,20 @@ def _resamples(conversations: int, number: int) -> Array:
     return np.random.default_rng((5, number)).multinomial(conversations, shares, RESAMPLES)
 
 
-def measured(sets: Sequence[DataSet], options: argparse.Namespace) -> tuple[Found, list[Row]]:
-    """All results, and the rows of the gate."""
+def measured(sets: Sequence[DataSet], options: argparse.Namespace) -> Found:
+    """All results."""
     embedders = shared_embedders(options.embeddings or DEFAULT[:1])
     found: Found = {}
-    gates: list[Row] = []
     for data in sets:
         for more in (0, MORE):
             for result in measure(data, more, embedders):
                 found[result.place, result.system] = result
-        gates += gate_rows(data, found)
-    return found, gates
+    return found
 
 
-def derived(found: Found, others: Sequence[Row], more: int, *, barred: bool) -> list[Row]:
+def derived(found: Found, more: int, *, barred: bool) -> list[Row]:
     """All ratios; without their bars where the data is not worth them."""
-    gates = [row for row in others if row["measurement"] == "gate"]
-    rows = [*_reached(found), *_averages(found), *_harm(found, more), *_gate_ratios(gates)]
+    rows = [*_reached(found), *_averages(found), *_harm(found, more)]
     return rows if barred else unbarred(rows)
 
 
@@ -227,7 +213,7 @@ def derived(found: Found, others: Sequence[Row], more: int, *, barred: bool) -> 
 def differences(found: Found) -> Iterator[Row]:
     """Of memkit and what it is compared with, wherever both were measured."""
     for (place, system), ours in found.items():
-        if system in (WEIGHTED, AUTO):
+        if system == WEIGHTED:
             for other, name in product((RAW, PREVIOUS, RARE, HUMAN), BARRED_METRICS):
                 gap = difference([ours], [found[place, other]], name)
                 what = {"system": system, "other": other, "metric": name}
@@ -263,22 +249,20 @@ def _averages(found: Found) -> Iterator[Row]:
     places = [Place(data, engine, 0, True) for data, engine in product((CANARD, IKAT), BARRED_ENGINES)]
     if not all((place, WEIGHTED) in found for place in places):
         return
-    by = {name: [found[place, name] for place in places] for name in (RAW, PREVIOUS, RARE, HUMAN, WEIGHTED, AUTO)}
+    by = {name: [found[place, name] for place in places] for name in (RAW, PREVIOUS, RARE, HUMAN, WEIGHTED)}
     where = {"data": f"{CANARD}; {IKAT}", "of": "mean of four columns, masked"}
     for name in BARRED_METRICS:
         ours, raw, human = (_mean(by[system], name) for system in (WEIGHTED, RAW, HUMAN))
         for other in (PREVIOUS, RARE):
             gap = _interval(difference(by[WEIGHTED], by[other], name))
             yield ratio(f"{name}, {other} / memkit weighted", _mean(by[other], name) / ours, "< 1", **where, **gap)
-        for system in (WEIGHTED, AUTO):
-            share = (_mean(by[system], name) - raw) / (human - raw)
-            yield ratio(f"{name}, share of the gap raw to human, {system}", share, **where)
+        yield ratio(f"{name}, share of the gap raw to human, {WEIGHTED}", (ours - raw) / (human - raw), **where)
 
 
 def _harm(found: Found, more: int) -> Iterator[Row]:
     """The lowest of the differences to the raw question; where answered documents are in the way, or others."""
     for system, (masked, others), name in product(
-        (WEIGHTED, AUTO, ANY_RETRIEVER), ((False, 0), (False, more), (True, more)), BARRED_METRICS
+        (WEIGHTED, ANY_RETRIEVER), ((False, 0), (False, more), (True, more)), BARRED_METRICS
     ):
         pairs = [
             (ours, found[place, RAW])
@@ -291,67 +275,6 @@ def _harm(found: Found, more: int) -> Iterator[Row]:
             condition = ("masked" if masked else "unmasked") + (f", {others:,} more" if others else "")
             of = f"{condition}; lowest: {ours.place.data}, {ours.place.engine}"
             yield ratio(f"{name}, {system} - raw question", gap["value"], f">= {LOSS}", of=of, **_interval(gap))
-
-
-# -- the gate
-
-
-def gate_rows(data: DataSet, found: Found) -> Iterator[Row]:
-    """Its figures for a set: in all, and for each engine what its passing cost."""
-    turns = data.questions
-    passed = [
-        one for one in turns if stands_alone(one.turn.asked, [(turn.asked, turn.answer) for turn, _ in one.past])[0]
-    ]
-    equal = [question for question in turns if question.turn.equal]
-    equal_passed = sum(question.turn.equal for question in passed)
-    row: Row = {"measurement": "gate", "data": data.name, "turns": len(turns), "passed": len(passed)}
-    row |= {"equal": len(equal), "equal_passed": equal_passed, "calls_saved": round(len(passed) / len(turns), 4)}
-    engines = dict.fromkeys(place.engine for place, _ in found if place.data == data.name)
-    for engine in engines:
-        place = Place(data.name, engine, 0, True)
-        asked, expanded, human = found[place, RAW], found[place, WEIGHTED], found[place, HUMAN]
-        at = {id(question): i for i, question in enumerate(asked.questions)}
-        hit = {
-            name: [bool(result.ranks[at[id(question)]]) for question in passed if id(question) in at]
-            for name, result in (("asked", asked), ("expanded", expanded))
-        }
-        judged = [question for question in passed if question.turn.equal or id(question) in at]
-        lost = [
-            question
-            for question in judged
-            if not question.turn.equal and expanded.ranks[at[id(question)]] and not asked.ranks[at[id(question)]]
-        ]
-        below = [
-            question
-            for question in judged
-            if not question.turn.equal
-            and 0 < human.ranks[at[id(question)]] < (asked.ranks[at[id(question)]] or DEPTH + 1)
-        ]
-        recall = {f"recall@10 {name}": round(float(np.mean(hits)), 4) for name, hits in hit.items() if hits}
-        yield {**row, "engine": engine, "judged": len(judged), "good": len(judged) - len(lost), **recall} | {
-            "not_below": len(judged) - len(below)
-        }
-
-
-def _gate_ratios(rows: Sequence[Row]) -> Iterator[Row]:
-    for data in dict.fromkeys(row["data"] for row in rows):
-        of_set = [row for row in rows if row["data"] == data]
-        first = of_set[0]
-        if first["equal"]:
-            of = f"{first['equal_passed']} of {first['equal']}"
-            yield ratio(EQUAL_PASS, first["equal_passed"] / first["equal"], ">= 0.2", data=data, of=of)
-        of = f"{first['passed']} of {first['turns']}"
-        yield ratio("gate: model calls saved", first["calls_saved"], data=data, of=of)
-        for row in of_set:
-            engine = row["engine"]
-            if row["judged"]:
-                of = f"{engine}, {row['good']} of {row['judged']}"
-                yield ratio(LOSE_NOTHING, row["good"] / row["judged"], ">= 0.95", data=data, of=of)
-                of = f"{engine}, {row['not_below']} of {row['judged']}"
-                yield ratio(NOT_BELOW_HUMAN, row["not_below"] / row["judged"], ">= 0.95", data=data, of=of)
-            if "recall@10 asked" in row:
-                gap = row["recall@10 asked"] - row["recall@10 expanded"]
-                yield ratio("gate: recall@10 of the passed, as asked - expanded", gap, data=data, of=engine)
 
 
 def row_of(result: Result) -> Row:
@@ -380,10 +303,10 @@ def main() -> None:
         }
         for data in sets
     ]
-    found, gates = measured(sets, options)
+    found = measured(sets, options)
     full = bool(options.data) and not options.quick
-    rows = [*map(row_of, found.values()), *gates, *differences(found)]
-    finish("followups", options.output, about, rows, derived(found, gates, MORE, barred=full), full=full)
+    rows = [*map(row_of, found.values()), *differences(found)]
+    finish("followups", options.output, about, rows, derived(found, MORE, barred=full), full=full)
 
 
 if __name__ == "__main__":

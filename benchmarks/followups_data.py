@@ -43,11 +43,6 @@ class Turn:
     answer: str | None = None
     title: str = ""  # of the page that the answer is from
 
-    @property
-    def equal(self) -> bool:
-        """Whether the person changed nothing but case and signs."""
-        return _plain(self.asked) == _plain(self.rewrite)
-
 
 @dataclass(frozen=True)
 class Conversation:
@@ -63,7 +58,7 @@ class Question:
         conversation: Its id.
         turn: What is asked.
         past: Earlier turns, oldest first, each with the id of the document that answered it.
-        gold: The id of the document that is looked for; None: there is none, so only the gate is looked at.
+        gold: The id of the document that is looked for; None: there is none, and it is not asked.
     """
 
     conversation: str
@@ -136,10 +131,6 @@ class DataSet:
         """Only so many conversations are scored, drawn with a fixed seed; the documents of all stay."""
         names = [one.id for one in self.conversations]
         return replace(self, scored=frozenset(random.Random(13).sample(names, min(conversations, len(names)))))
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9 ]", "", re.sub(r"\s+", " ", text.lower())).strip()
 
 
 def _document(name: str, turn: Turn) -> str | None:

@@ -22,11 +22,10 @@ from benchmarks.embedders import Shared
 from benchmarks.followups_data import Question
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.expansion import CHARACTERS, STRONG, TURNS, expanded
-from langchain_memkit.retrievers.rewriter import Mode
 
 BM25 = "BM25"
 RAW, PREVIOUS, RARE, HUMAN = "raw question", "previous q + a + q", "rare terms", "human rewrite"
-WEIGHTED, AUTO = "memkit weighted", "memkit auto"
+WEIGHTED = "memkit weighted"
 AS_TEXT, ANY_RETRIEVER = "memkit text", "memkit, any retriever"
 DEPTH = 10  # documents that a system is asked for; further down none counts
 Key = tuple[str, int]
@@ -145,9 +144,9 @@ class Text:
 class Memkit:
     """`CondenseQuestionRetriever` around the engine, without a model."""
 
-    def __init__(self, engine: Engine, mode: Mode = "weighted") -> None:
+    def __init__(self, engine: Engine) -> None:
         self._by_mask = {
-            masked: CondenseQuestionRetriever(retriever=engine.retriever, mode=mode, skip_answered=masked, k=DEPTH)
+            masked: CondenseQuestionRetriever(retriever=engine.retriever, skip_answered=masked, k=DEPTH)
             for masked in (True, False)
         }
 
@@ -220,10 +219,9 @@ def texts_of(index: Index) -> dict[str, Write]:
 
 
 def memkit_systems(engine: Engine) -> dict[str, System]:
-    """Without a model: by each mode that may be, and around a retriever that takes text."""
+    """Without a model, and around a retriever that takes text."""
     return {
         WEIGHTED: Memkit(engine),
-        AUTO: Memkit(engine, "auto"),
         ANY_RETRIEVER: Memkit(Engine(engine.name, Closed(engine=engine))),
     }
 

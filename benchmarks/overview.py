@@ -692,8 +692,7 @@ QUESTIONS = {
     "raw question": "the question as it was asked",
     "previous q + a + q": "previous question, its answer, question",
     "rare terms": "rare terms of what was said before",
-    "memkit weighted": 'memkit, `mode="weighted"`',
-    "memkit auto": 'memkit, `mode="auto"` without a model',
+    "memkit weighted": "memkit without a model",
     "memkit, any retriever": "memkit around a retriever that takes text only",
     "human rewrite": "a person's rewrite (the ceiling)",
 }
@@ -748,17 +747,6 @@ def _retrieval(*, masked: bool, more: int = 0) -> Callable[[Results], str]:
         return table(("recall@10 / MRR@10", *head), lines)
 
     return made
-
-
-def _gate(results: Results) -> str:
-    gated = every(results["followups"]["rows"], measurement="gate")
-    lines = []
-    for data in dict.fromkeys(row["data"] for row in gated):
-        at = [one(gated, data=data, engine=engine) for engine in ENGINES]
-        passed = f"{at[0]['passed']} of {at[0]['turns']:,}"
-        shares = (f"{row['good']} / {row['not_below']} of {row['judged']}" for row in at)
-        lines.append((data, passed, f"{at[0]['equal_passed']} of {at[0]['equal']}", *shares))
-    return table(("", "turns that pass", "of those left as they were", "BM25", "MiniLM"), lines)
 
 
 def followups_behind(results: Results) -> Behind:
@@ -961,7 +949,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "follow-ups, earlier answers left out": _retrieval(masked=True),
     "follow-ups, nothing left out": _retrieval(masked=False),
     "follow-ups, more documents": _retrieval(masked=False, more=MORE),
-    "follow-ups, gate": _gate,
     "follow-ups, bars": _bars("followups"),
 }
 

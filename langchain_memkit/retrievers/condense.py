@@ -23,7 +23,6 @@ from langchain_memkit.retrievers import rewriter
 from langchain_memkit.retrievers.expansion import Turn, expanded
 from langchain_memkit.retrievers.history import Past, as_messages, question_of, read_past
 from langchain_memkit.retrievers.search import search_documents
-from langchain_memkit.retrievers.standalone import stands_alone
 
 Asked: TypeAlias = str | Mapping[str, Any]
 UNSUPPORTED = {400, 404, 405, 415, 422, 501}  # HTTP status codes of servers that cannot do structured output
@@ -47,24 +46,25 @@ def check_kind(value: object, name: str, call: str) -> None:
 class CondenseQuestionRetriever(BaseRetriever):
     """Wraps any retriever so that follow-up questions reach it as standalone questions.
 
-    A question is searched for unchanged, byte for byte and without a model call, if there is no history or if the gate
-    decides that it is standalone. Otherwise the model rewrites it, and the rewrite is validated. Without a model no
-    gate is asked: then, and whenever the model fails, times out, or returns something else than such a question, the
-    conversation is added with small weights: to the query vector of a vector store, as terms of a `BM25Retriever`, as
-    text for every other retriever.
+    The first question of a conversation is searched for unchanged, and no model is called. Every further one is
+    rewritten by the model in one call, and the rewrite is validated; what the model leaves as it is, is searched for
+    unchanged, byte for byte. Without a model, and whenever the model fails, times out, or returns something else than
+    such a question, the conversation is added with small weights: to the query vector of a vector store, as terms of a
+    `BM25Retriever`, as text for every other retriever.
 
     Give `invoke` a question, or `{"input": question, "chat_history": messages}`. Every document (a copy of the inner
     retriever's) tells in `metadata["memkit_question"]` what was searched for and why; callback handlers receive the
     same as event `memkit_condense_question`. LangChain's `create_retrieval_chain` passes a retriever the question only:
     give it `retriever.with_config(run_name="aware")`, which receives the conversation, too.
 
-    For rules of your own, override `stands_alone` (the gate) or `refusal` (the validation of a rewrite) in a subclass.
+    For rules of your own, override `refusal` (the validation of a rewrite) in a subclass. To decide yourself which
+    questions are rewritten, give a function as `llm` that returns the others as they are.
 
     Args:
         retriever: A LangChain retriever, or any runnable or function from a string to documents.
         llm: A chat model, a string model, or a runnable or function from messages to text; None for no model.
-        mode: `"auto"`: with a model, the gate, then the model; else weighted terms. `"llm"`: the model for every
-            question with a history, without the gate. `"weighted"`: never a model. `"off"`: the inner retriever only.
+        mode: `"llm"`: the model rewrites every follow-up question. `"weighted"`: never a model. `"off"`: the inner
+            retriever only. None: `"llm"` with a model, else `"weighted"`.
         prompt: Prompt for the model: an instruction, or a template that takes `input`, and `chat_history` (messages) or
             `questions` (text).
         n: Maximum number of past questions that the model is given, oldest first.
@@ -90,15 +90,15 @@ class CondenseQuestionRetriever(BaseRetriever):
         >>> found = retriever.invoke({"input": "How old is he?", "chat_history": talk})
         >>> found[0].page_content, found[0].metadata["memkit_question"]["by"]
         ('Macron is 48.', 'model')
-        >>> retriever.condense_question("Where was Barack Obama born?", talk).by
-        'gate'
+        >>> retriever.condense_question("Who is the president of France?").by
+        'original'
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     retriever: Any = Field(repr=False)
     llm: Any = Field(default=None, repr=False)
-    mode: rewriter.Mode = "auto"
+    mode: rewriter.Mode | None = None
     prompt: Any = Field(default=None, repr=False)
     n: int = Field(default=3, ge=1)
     max_tokens: int = Field(default=1000, ge=1)
@@ -118,6 +118,21 @@ class CondenseQuestionRetriever(BaseRetriever):
             except ValidationError as error:  # its text quotes the arguments, which may hold credentials
                 msg = "; ".join(_told(problem) for problem in error.errors(include_input=False, include_url=False))
                 raise ConfigurationError(msg) from None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "stands_alone"):
+            msg = (
+                f"{cls.__name__} has stands_alone, which is never called any more: the model rewrites every follow-up "
+                "question. To leave some as they are, give a function as llm= that returns them"
+            )
+            raise ConfigurationError(msg)
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _mode(cls, value: object) -> object:
+        rewriter.check_mode(value, "mode")
+        return value
 
     @field_validator("retriever", "llm")
     @classmethod
@@ -146,16 +161,7 @@ class CondenseQuestionRetriever(BaseRetriever):
         """Type of the input: a question, or a dict with `input` and `chat_history`."""
         return Asked
 
-    # -- rules that a subclass may override
-
-    def stands_alone(self, question: str, history: Sequence[Turn]) -> tuple[bool, str]:
-        """Return whether a question is standalone, so that it is searched for unchanged, and why. The gate.
-
-        Args:
-            question: The original question.
-            history: The turns before it as `(question, answer or None)`, oldest first.
-        """
-        return stands_alone(question, history)
+    # -- the rule that a subclass may override
 
     def refusal(self, question: str, rewrite: str, earlier: Sequence[str]) -> str | None:
         """Return why a model's rewrite is rejected, or None to accept it; an error of it counts as a rejection.
@@ -254,20 +260,13 @@ class CondenseQuestionRetriever(BaseRetriever):
         return rewriter.StandaloneQuestion(text, question, text != question, by, reason, seconds, searched_for), past
 
     async def _decided(self, question: str, past: Past, config: RunnableConfig) -> tuple[str, rewriter.DecidedBy, str]:
-        """Return the question, who decided on it, and why. A model's failure falls back to weighted terms.
-
-        The gate only saves calls of the model. Without one every question gets weighted terms, which lose less than a
-        gate that errs.
-        """
+        """Return the question, who decided on it, and why. A model's failure falls back to weighted terms."""
         if not question.strip():
             return question, "original", "nothing is asked"
         if not past.turns:
             return question, "original", "nothing was said before"
         why = "no model is asked"
         if self.mode != "weighted" and self.llm is not None:
-            alone, reason = self.stands_alone(question, past.turns) if self.mode == "auto" else (False, "")
-            if alone:
-                return question, "gate", reason
             try:
                 rewrite = await self._rewritten(question, past.turns, config)
                 if rewriter.same_question(rewrite, question):  # keep the original, byte for byte
@@ -340,7 +339,7 @@ class HistoryAwareRetriever(CondenseQuestionRetriever):
 def create_history_aware_retriever(
     llm: LanguageModelLike, retriever: Runnable[str, list[Document]], prompt: BasePromptTemplate[Any], **options: Any
 ) -> Runnable[Any, list[Document]]:
-    """Create a history-aware retriever like LangChain's, that survives model failures and skips standalone questions.
+    """Create a history-aware retriever like LangChain's, that survives failures of the model.
 
     For existing apps: their prompt may ask for anything, so the model's rewrite is searched for unchecked, and
     documents come back as the retriever returned them. New code should use `CondenseQuestionRetriever`, which validates

@@ -1,7 +1,8 @@
 """Query expansion from the conversation, without a language model. Pure.
 
 Gives weighted terms to lexical retrievers, weights of a sum of vectors to dense ones, and a longer string to all
-others. Without a model every question gets it: the question's own words weigh most, so a complete one loses little.
+others. Without a model every follow-up question gets it: the question's own words weigh most, so a complete one loses
+little.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from langchain_memkit.messages.text import sentence_spans
 from langchain_memkit.ranking.tokenize import tokenize
+from langchain_memkit.retrievers.questions import asks
 
 Turn = tuple[str, str | None]  # a question and its answer, if it has one
 
@@ -26,7 +29,7 @@ NAME_DECAY = 0.8  # ... and stays the topic for longer
 MOST_WEIGHT = 1.0  # however often it was said, no added word weighs more than the question's own
 LEAST_WEIGHT = 0.02  # words below this weight are dropped
 TERMS = 20  # most terms added for a lexical retriever
-ANSWER_WORDS = 5  # words taken from an answer, besides all names: those of the most turns, then long ones
+ANSWER_WORDS = 5  # words taken from an answer, besides all names: what it says most often, then those of the most turns
 TURNS = 10  # turns that are read; further back even names weigh next to nothing
 CHARACTERS = 4000  # characters of a question or an answer that are read
 MOSTLY = 0.5  # share of capitalised words above which capitals do not mark names: SHOUTING, Titles
@@ -48,13 +51,6 @@ CAREFUL = Strength()
 # For searches that leave out documents which answered earlier turns: these cannot crowd out the new answer.
 STRONG = Strength(string_terms=12, question_vector=0.35, answer_vectors=0.35)
 
-# Conversational words, which say nothing about the topic.
-_CHATTING = """advice agree anything best compare describe different else example explain find found get give good
-    great hear heard help information interesting kind know like list look looking made make many mean much need ok okay
-    oh please provide recommend sorry something suggest sure talk tell thank thanks thing things think type use used
-    want way ways well wow yeah yes"""
-GENERIC = frozenset(tokenize(_CHATTING))
-
 
 class ExpansionTerm(NamedTuple):
     """A word of the conversation that the question does not contain."""
@@ -69,6 +65,14 @@ class Word(NamedTuple):
 
     text: str
     name: bool
+    times: int  # how often the text says it
+
+
+class TurnWords(NamedTuple):
+    """The words of a turn that tell its topic, by their stems."""
+
+    asked: dict[str, Word]
+    answered: dict[str, Word]
 
 
 _PIECE = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*(?:\+\+|#)?|[.?!:\n\"]")
@@ -94,24 +98,87 @@ def expanded(question: str, history: Sequence[Turn], strength: Strength = STRONG
 
 
 def added_terms(question: str, history: Sequence[Turn]) -> list[ExpansionTerm]:
-    """Select the terms that the conversation adds to a question, heaviest first."""
-    skipped = GENERIC | set(tokenize(question))
-    turns = [(words_of(asked), words_of(answer or "")) for asked, answer in history[-TURNS:]]
-    turns_with = Counter(stem for asked, answer in turns for stem in {*asked, *answer})
+    """Select the terms that the conversation adds to a question, heaviest first.
+
+    Example:
+        >>> talk = [("Thanks! Who founded the company?", "Noted. Falcon was founded by Ada Smith.")]
+        >>> [term.word for term in added_terms("When?", talk)]
+        ['founded', 'Smith', 'Ada', 'company', 'Falcon']
+    """
+    skipped = set(tokenize(question))
+    # A turn without a topic does not count as a turn: thanks make nothing older.
+    turns = [turn for turn in topics(history[-TURNS:]) if turn.asked or turn.answered]
+    turns_with = Counter(stem for turn in turns for stem in {*turn.asked, *turn.answered})
     weights: defaultdict[str, float] = defaultdict(float)
     written: dict[str, str] = {}
-    for back, (asked, answer) in enumerate(reversed(turns)):
+    for back, (asked, answered) in enumerate(reversed(turns)):
         near, name_near = DECAY**back, NAME * NAME_DECAY**back
-        # Of a question all words count, of an answer only its names and the words of the most turns: answers are long.
+        # Of a question all words count, of an answer its names and a few more: answers are long.
+        said = [(stem, word) for stem, word in answered.items() if stem not in skipped]
+        said.sort(key=lambda one: (-one[1].times, -turns_with[one[0]], -len(one[1].text)))
+        names = [one for one in said if one[1].name]
+        others = [one for one in said if not one[1].name]
         chosen = [(stem, word) for stem, word in asked.items() if stem not in skipped]
-        said = [(stem, word) for stem, word in answer.items() if stem not in skipped]
-        said.sort(key=lambda one: (-turns_with[one[0]], -len(one[1].text)))
-        chosen += [one for one in said if one[1].name] + [one for one in said if not one[1].name][:ANSWER_WORDS]
-        for stem, word in chosen:
+        for stem, word in [*chosen, *names, *others[:ANSWER_WORDS]]:
             weights[stem] += SAID * (name_near if word.name else near)
             written.setdefault(stem, word.text)
     found = [ExpansionTerm(s, written[s], min(w, MOST_WEIGHT)) for s, w in weights.items() if w >= LEAST_WEIGHT]
     return sorted(found, key=lambda term: -term.weight)[:TERMS]
+
+
+def topics(history: Sequence[Turn]) -> list[TurnWords]:
+    """Read of each turn the words that may tell its topic; an acknowledgement ("Thanks!", "Noted.") is nobody's topic.
+
+    Not read are remarks of the user's, and those that an answer begins with. Of what the user says without asking only
+    names count, and what an answer says as well; if there is nothing of the kind, of the answer only names.
+    """
+    answers = [words_of(_answering(asked, answer or "")) for asked, answer in history]
+    heard = {stem for words in answers for stem in words}
+    turns = []
+    for (asked, answer), answered in zip(history, answers, strict=True):
+        sentences = _sentences(asked)
+        asking = [sentence for sentence in sentences if asks(sentence)]
+        telling = [sentence for sentence in sentences if sentence in asking or not is_remark(sentence)]
+        words = words_of("\n".join(telling or sentences))  # "dark chocolate": the answer tells whether it is a remark
+        if answer:
+            counted = heard.union(words_of("\n".join(asking)))
+            words = {stem: word for stem, word in words.items() if word.name or stem in counted}
+            if not words and not _is_question(asked):  # "You're welcome! ..." follows
+                answered = {stem: word for stem, word in answered.items() if word.name}
+        turns.append(TurnWords(words, answered))
+    return turns
+
+
+def _answering(asked: str, answer: str) -> str:
+    """Return an answer without the remarks that it begins with."""
+    sentences = _sentences(answer)
+    # "Paris." may be all that is answered to a question, but after a statement "Noted." says nothing.
+    least = 1 if _is_question(asked) else 0
+    while len(sentences) > least and is_remark(sentences[0]):
+        del sentences[0]
+    return "\n".join(sentences)
+
+
+def _is_question(asked: str) -> bool:
+    """Return whether a message asks something, as one without text does, such as an image."""
+    return not asked.strip() or any(map(asks, _sentences(asked)))
+
+
+def is_remark(sentence: str, most_words: int = 2) -> bool:
+    """Return whether a sentence has at most so many words besides stop words, none of them a name or a number.
+
+    Example:
+        >>> is_remark("Great question!"), is_remark("In 1998."), is_remark("Emmanuel Macron.")
+        (True, False, False)
+    """
+    words = words_of(sentence)
+    says_more = any(word.name or stem[0].isdigit() for stem, word in words.items())
+    return len(words) <= most_words and not says_more
+
+
+def _sentences(text: str) -> list[str]:
+    read = text[:CHARACTERS]
+    return [read[start:end] for start, end in sentence_spans(read)]
 
 
 def words_of(text: str) -> dict[str, Word]:
@@ -119,7 +186,7 @@ def words_of(text: str) -> dict[str, Word]:
 
     Example:
         >>> words_of("Who leads France?")
-        {'lead': Word(text='leads', name=False), 'franc': Word(text='France', name=True)}
+        {'lead': Word(text='leads', name=False, times=1), 'franc': Word(text='France', name=True, times=1)}
     """
     found: dict[str, Word] = {}
     begins, inner, capitals = True, 0, 0
@@ -130,8 +197,10 @@ def words_of(text: str) -> dict[str, Word]:
         capital = piece[0].isupper() and not begins
         inner, capitals, begins = inner + (not begins), capitals + capital, False
         for stem in tokenize(piece):
-            if stem not in found or (capital and not found[stem].name):
-                found[stem] = Word(piece, capital)
+            word = found.get(stem, Word(piece, capital, 0))
+            if capital and not word.name:
+                word = Word(piece, True, word.times)
+            found[stem] = word._replace(times=word.times + 1)
     if text.isupper() or (inner > 8 and capitals > MOSTLY * inner):
-        return {stem: Word(word.text, name=False) for stem, word in found.items()}
+        return {stem: word._replace(name=False) for stem, word in found.items()}
     return found

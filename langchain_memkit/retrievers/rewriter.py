@@ -7,21 +7,34 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 
-from langchain_memkit.base import check_prompt
+from langchain_memkit.base import check_one_of, check_prompt
+from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.text import answer_text, escaped, quote_lines, sentence_spans
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.ranking.tokenize import tokenize
 from langchain_memkit.retrievers.expansion import CHARACTERS, Turn, words_of
-from langchain_memkit.retrievers.standalone import PERSONAL, pointing_word, without_courtesy
+from langchain_memkit.retrievers.questions import asks
 
-Mode: TypeAlias = Literal["auto", "llm", "weighted", "off"]
-DecidedBy: TypeAlias = Literal["original", "gate", "model", "weighted", "off"]
+Mode: TypeAlias = Literal["llm", "weighted", "off"]
+DecidedBy: TypeAlias = Literal["original", "model", "weighted", "off"]
+
+
+def check_mode(mode: object, name: str) -> None:
+    """Raise a ConfigurationError unless a value is a `Mode` or None; `name` is the argument that it was given as."""
+    if mode == "auto":
+        msg = (
+            f'{name}="auto" is gone, as is the gate that it asked: leave {name}= out, and the model rewrites every '
+            f'follow-up question; {name}="weighted" never calls it'
+        )
+        raise ConfigurationError(msg)
+    if mode is not None:
+        check_one_of(mode, name, get_args(Mode))
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,7 @@ class StandaloneQuestion:
         question: The question as a person would write it: the original, byte for byte, unless a model rewrote it.
         original: The question as it was asked.
         rewritten: Whether the two differ.
-        by: The deciding step: `"original"` (there was no history), `"gate"`, `"model"`, `"weighted"`, `"off"`.
+        by: The deciding step: `"original"` (there was no history), `"model"`, `"weighted"`, `"off"`.
         reason: The reason, in a few words.
         seconds: How long the decision took.
         searched_for: The text to search for: `question`; with weighted terms, followed by words of the conversation.
@@ -172,14 +185,10 @@ def _check_end(answer: object) -> None:
 
 
 STILL = "it still points back"
-ASKING = """what which who whom whose when where why how is are am was were do does did can could will would shall
-    should has have had may might must isn't aren't wasn't weren't don't doesn't didn't can't couldn't won't wouldn't
-    shouldn't hasn't haven't what's who's where's when's how's why's"""
-ORDERS = """tell list explain describe give compare find show name summarize summarise define discuss outline provide
-    help recommend suggest identify elaborate write calculate search look translate please let"""
-_ASKS = re.compile(rf"(?i)\W*(?:(?:{'|'.join(ASKING.split())})\b|\w+\s+(?:\w+\s+)?(?:what|which|whom?|whose)\b)")
-_ORDERS = re.compile(rf"\W*(?:{'|'.join(ORDERS.split())})\b", re.IGNORECASE)
-_MARK = re.compile(r"[?\uff1f\u061f\u037e]")
+PERSONAL = frozenset(
+    ("he", "she", "they", "him", "her", "them", "his", "hers", "their", "theirs", "himself", "herself", "themselves")
+)
+POINTING = PERSONAL.union(("it", "its", "itself", "this", "these", "those"))
 _QUOTED = re.compile(
     r"\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|(?<!\w)['\u2018]([^'\u2019]+)['\u2019](?!\w)"
 )
@@ -220,7 +229,8 @@ def refusal(question: str, rewrite: str, earlier: Iterable[str] = ()) -> str | N
     if not rewrite.strip():
         return "it is empty"
     if same_question(rewrite, question):
-        return STILL if pointing_word(question) else None
+        # "Why?" says nothing alone, either.
+        return STILL if not tokenize(question) or _count(question, POINTING) else None
     if len(rewrite) > 3 * len(question) + 200:
         return "it is too long"
     if _UNABLE.match(rewrite) and not _UNABLE.match(question):
@@ -229,21 +239,24 @@ def refusal(question: str, rewrite: str, earlier: Iterable[str] = ()) -> str | N
         return "it is cut off"
     if any(same_question(rewrite, text) for text in earlier):
         return "it repeats an earlier question"
-    wants = [_MARK.search(text) or _ASKS.match(text) or _ORDERS.match(text) for text in (question, rewrite)]
-    if wants[0] and not wants[1]:
+    if asks(question) and not asks(rewrite):
         return "it answers instead of asking"
     if len(sentence_spans(rewrite)) > max(1, len(sentence_spans(question))):
         return "it says more than one sentence"
     if lost := _lost(question, rewrite):
         return f"it lost a {lost}"
     # Weaker pointing words than personal pronouns occur in good rewrites too: "the first album of Queen".
-    pointing = pointing_word(rewrite)
-    return STILL if pointing in PERSONAL and pointing == pointing_word(question) else None
+    return STILL if 0 < _count(question, PERSONAL) <= _count(rewrite, PERSONAL) else None
+
+
+def _count(text: str, words: frozenset[str]) -> int:
+    """Return how many words of a text are among these."""
+    return sum(word in words for word in re.findall(r"[a-z]+", text[:CHARACTERS].lower()))
 
 
 def _lost(question: str, rewrite: str) -> str | None:
     """Return the kind of detail that the rewrite lost; None if none."""
-    asked = (without_courtesy(question) or question)[:CHARACTERS]
+    asked = question[:CHARACTERS]
     kept = set(tokenize(rewrite))
     if any(stem not in kept for stem in tokenize(asked) if re.search(r"\d", stem) and not _ORDINAL.fullmatch(stem)):
         return "number"

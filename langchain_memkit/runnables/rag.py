@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, tzinfo
-from typing import Any, TypeAlias, Unpack, get_args
+from typing import Any, TypeAlias, Unpack
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelLike
@@ -28,7 +28,6 @@ from langchain_memkit.base import (
     TurnContext,
     Window,
     check_arguments,
-    check_one_of,
     check_prompt,
     check_size,
 )
@@ -43,7 +42,7 @@ from langchain_memkit.preprocessors.prompt import line_of
 from langchain_memkit.retrievers import CondenseQuestionRetriever
 from langchain_memkit.retrievers.condense import check_kind
 from langchain_memkit.retrievers.history import CITATIONS, CITED, DOCUMENTS, document_key
-from langchain_memkit.retrievers.rewriter import Mode
+from langchain_memkit.retrievers.rewriter import Mode, check_mode
 from langchain_memkit.runnables import RunnableWithMessageHistory
 from langchain_memkit.runnables.beside import ChainFrame
 from langchain_memkit.runnables.saving import OpenTurn, TurnKeywords, TurnOptions
@@ -296,6 +295,11 @@ class RagTurn(HistoryTurn):
         # Instruction and documents are told when they are known, in `RagAnswer.prepared`.
         self.frame = replace(ChainFrame.of(answering.model), prompt=None)
 
+    async def _open(self, called_with: Any, *args: Any) -> OpenTurn:
+        """Take a question that is not in a dict, too."""
+        is_dict = isinstance(called_with, dict)
+        return await super()._open(called_with if is_dict else {self.wiring.input_key: called_with}, *args)
+
     def _has_answered(self, streamed: StreamedOutput) -> bool:
         return ANSWER in (streamed.value or ())  # input and documents may have been streamed before
 
@@ -331,15 +335,15 @@ def create_conversational_rag_chain(
     prompt: Prompt = None,
     input_messages_key: str = "input",
     history_factory_config: Sequence[ConfigurableFieldSpec] | None = None,
-    condense: Mode = "auto",
+    condense: Mode | None = None,
     n_questions: int | None = None,
     max_tokens: int | None = 8000,
     **options: Unpack[TurnKeywords],
 ) -> RunnableWithMessageHistory:
     """Build a chain that condenses the question, retrieves documents, answers from them and stores the turn.
 
-    Every call is one turn of the session that its config names: the past conversation is loaded, the question is
-    rewritten to stand alone, documents are retrieved with that, the model answers the question from them, and the
+    Every call is one turn of the session that its config names: the past conversation is loaded, a follow-up question
+    is rewritten to stand alone, documents are retrieved with that, the model answers the question from them, and the
     original question is stored with the answer. The stored answer names its documents by id (by a digest of the text
     where they have none) in `response_metadata["memkit_documents"]`. If retriever or model fails, nothing is stored
     and the error is raised.
@@ -359,7 +363,8 @@ def create_conversational_rag_chain(
             names, they would not receive the past, and a `UserWarning` says so.
         input_messages_key: The key of the question in the input.
         history_factory_config: Further config keys for `get_session_history`, as in LangChain's class.
-        condense: When the question is rewritten, as `mode` of `CondenseQuestionRetriever`.
+        condense: How a follow-up question becomes standalone, as `mode` of `CondenseQuestionRetriever`: by the model,
+            unless `"weighted"` or `"off"` is given here, or by the retriever if it condenses itself.
         n_questions: Number of the user's last questions that retriever and model see as the past, as in
             `last_questions(n)`. None: the conversation, answers included.
         max_tokens: Budget for all that the answering model is given, documents included; older turns are left out, so
@@ -368,9 +373,9 @@ def create_conversational_rag_chain(
             `before_save`, and all that begin with `on_`. The documents' dates are quoted in that time zone as well.
 
     Returns:
-        A runnable from `{"input": question}` to a dict with `input`, `chat_history`, `context` (the documents),
-        `standalone_question` and `answer`, both text. Other keys of the input come back as well. A stream gives dicts
-        that add up: the input, the question and documents, the answer in pieces.
+        A runnable from a question, or `{"input": question}`, to a dict with `input`, `chat_history`, `context` (the
+        documents), `standalone_question` and `answer`, both text. Other keys of the input come back as well. A stream
+        gives dicts that add up: the input, the question and documents, the answer in pieces.
 
     Raises:
         ConfigurationError: The arguments do not fit together.
@@ -383,7 +388,7 @@ def create_conversational_rag_chain(
         >>> model = RunnableLambda(lambda messages: "At five [1].")
         >>> histories = SQLiteChatMessageHistory.factory(":memory:")
         >>> chat = create_conversational_rag_chain(model, retriever, histories)
-        >>> answer = chat.invoke({"input": "When is tea?"}, {"configurable": {"session_id": "s1"}})
+        >>> answer = chat.invoke("When is tea?", {"configurable": {"session_id": "s1"}})
         >>> answer["answer"], answer["context"][0].page_content
         ('At five [1].', 'Tea is served at five.')
         >>> histories("s1").messages[-1].response_metadata
@@ -418,17 +423,18 @@ class ConversationalRag(RunnableWithMessageHistory):
     _options_type = RagOptions
 
 
-def _condensing(retriever: Any, llm: Any, mode: Mode, n_questions: int | None) -> Model:
+def _condensing(retriever: Any, llm: Any, mode: Mode | None, n_questions: int | None) -> Model:
     """Wrap the retriever in a `CondenseQuestionRetriever`, unless it contains one."""
-    check_one_of(mode, "condense", get_args(Mode))
+    check_mode(mode, "condense")
     # A retriever that condenses itself may be bound, with fallbacks, or first in a sequence.
     inner: Any = retriever
     while inner is not None and not isinstance(inner, CondenseQuestionRetriever):
         parts = (getattr(inner, name, None) for name in ("bound", "first", "runnable", "default"))
         inner = next((part for part in parts if isinstance(part, Runnable)), None)
     if inner is not None:
-        if mode not in ("auto", inner.mode):
-            raise ConfigurationError(f"condense={mode!r}, but the retriever has mode={inner.mode!r}: set it there")
+        its_mode = inner.mode or ("weighted" if inner.llm is None else "llm")
+        if mode not in (None, its_mode):
+            raise ConfigurationError(f"condense={mode!r}, but the retriever has mode={its_mode!r}: set it there")
         return retriever  # type: ignore[no-any-return]  # a runnable, as was just seen
     known: Value = {} if n_questions is None else {"n": n_questions}
     return CondenseQuestionRetriever(retriever=retriever, llm=llm, mode=mode, **known)

@@ -130,7 +130,7 @@ def test_key_value_memory_does_not_follow_it(call: Call) -> None:
 
 
 def test_turns_for_condensing() -> None:
-    """The gate and the condenser see what the user asked and what was answered."""
+    """The condenser sees what the user asked and what was answered."""
     assert question_answer_pairs(TALK) == [("Harrison lives in Oslo.", "Good.")]
 
 
@@ -143,24 +143,6 @@ def test_condensing(call: Call) -> None:
     told = "\n".join(str(m.content) for messages in model.calls for m in messages)
     assert "Harrison lives in Oslo." in told
     assert "Lisbon" not in told
-
-
-def test_gate_hears_only_the_user(call: Call) -> None:
-    """A gate of the app's is given the same turns."""
-    heard: list[Any] = []
-
-    class Gated(CondenseQuestionRetriever):
-        """A gate of the application's."""
-
-        def stands_alone(self, question: str, history: Any) -> tuple[bool, str]:
-            """Let it pass."""
-            heard.extend(history)
-            return True, "always"
-
-    found = InMemoryVectorStore.from_documents([Document("Oslo is in Norway.")], WordLlamaEmbeddings()).as_retriever()
-    retriever = Gated(retriever=found, llm=FakeChatModel())
-    call(retriever, "invoke", {"input": "Where is it?", "chat_history": TALK})
-    assert heard == [("Harrison lives in Oslo.", "Good.")]
 
 
 def test_rag_chain_searches_for_the_question(histories: Any, call: Call) -> None:

@@ -57,7 +57,6 @@ def test_question_with_quotes_stays(text: str) -> None:
         ("What about the 2nd?", "What about the second candidate of the French election?"),
         ("Did it cost $1,500 in 2019?", "Did the Macbook cost $1500 in 2019?"),
         ('Did she write "Emma" too?', 'Did Jane Austen write "Emma" too?'),
-        ("Thanks for the 3 tips, Bob! Which is best?", "Which of the three tips for sleeping is best?"),
         ("Which one?", "In which year did Dr. Who begin?"),
         ("Wie alt ist er?", "Wie alt ist Emmanuel Macron?"),
         ("他多大了？", "马克龙多大了？"),
@@ -65,6 +64,7 @@ def test_question_with_quotes_stays(text: str) -> None:
         ("What was the first album?", "What was the first album of Queen?"),
         ("What else did they record?", "What else did Queen record?"),
         ("Who was Ada Lovelace?", "who was Ada Lovelace"),
+        ("How old was he when he became president?", "How old was Macron when he became president?"),
     ],
 )
 def test_good_rewrites_are_taken(question: str, rewrite: str) -> None:
@@ -98,7 +98,10 @@ def test_good_rewrites_are_taken(question: str, rewrite: str) -> None:
         ("How old is he?", "How old is he?", "still points back"),
         ("And how old is he", "How old is he?", "still points back"),
         ("Did he attend highschool?", "Did he attend high school in Amiens?", "still points back"),
-        ("What was the first album?", "what was the first album?", "still points back"),
+        ("Is it old?", "is it old", "still points back"),
+        ("Why?", "why?", "still points back"),
+        ("How old was he when he became king?", "In which year was he king when he was old?", "still points back"),
+        ("Thanks for the 3 tips, Bob! Which is best?", "Which of the tips is best?", "number"),
     ],
 )
 def test_bad_rewrites_are_refused(question: str, rewrite: str, why: str) -> None:

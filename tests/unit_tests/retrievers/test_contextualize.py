@@ -27,6 +27,52 @@ def test_near_turns_and_names_weigh_more() -> None:
     assert max(term.weight for term in terms.values()) <= 1.0
 
 
+def words(question: str, *talk: tuple[str, str | None]) -> set[str]:
+    """The words that a conversation adds to a question."""
+    return {term.word for term in added_terms(question, talk)}
+
+
+@pytest.mark.parametrize(
+    "opener", ["Noted.", "Great question!", "Sure! Happy to help.", "Thanks for asking!", "\u597d\u7684\u3002"]
+)
+def test_what_an_answer_opens_with_is_no_topic(opener: str) -> None:
+    """In any language; a name, a number, and an answer of one word are none of it."""
+    asked = "Who founded the company?"
+    plain = words("When?", (asked, "Falcon was founded by Ada Smith."))
+    assert {"Falcon", "founded", "company", "Ada", "Smith"} == plain
+    assert words("When?", (asked, f"{opener} Falcon was founded by Ada Smith.")) == plain
+    assert "Smith" in words("When?", (asked, "Ada Smith. She did it alone."))
+    assert "1998" in words("By whom?", ("When was it founded?", "In 1998. It took a year."))
+    assert "Paris" in words("How old is it?", ("What is the capital of France?", "Paris."))
+
+
+@pytest.mark.parametrize("thanks", ["Thanks!", "ok", "Noted.", "Great, got it", "Thanks, that was really helpful!"])
+def test_thanks_are_no_topic_and_no_turn(thanks: str) -> None:
+    """As a message of its own with its answer, and before a question: nothing is added, nothing weighs less."""
+    reply = "You're welcome! Let me know if you have any other questions."
+    plain = added_terms("When?", TALK)
+    assert added_terms("When?", [*TALK, (thanks, reply), (thanks, reply)]) == plain
+    last, answer = TALK[-1]
+    assert added_terms("When?", [*TALK[:-1], (f"{thanks.strip('!.')}. {last}", answer)]) == plain
+
+
+def test_a_statement_tells_a_topic() -> None:
+    """By its names, and by what the answer takes up; without an answer all of it does. "Noted." is no answer."""
+    statement = "My company is Falcon and I sell dark chocolate."
+    assert words("When?", (statement, "Noted.")) == {"Falcon"}
+    assert words("When?", (statement, "The chocolate of Falcon is known.")) == {"Falcon", "chocolate", "known"}
+    assert {"company", "sell", "dark", "chocolate"} < words("When?", (statement, None))
+    assert words("When?", ("dark chocolate", "Dark chocolate is healthy.")) == {"dark", "chocolate", "healthy"}
+
+
+def test_an_answer_says_most_often_what_it_is_about() -> None:
+    """Of the words without a name five are taken."""
+    answer = (
+        "A tiny harvester sleeps underground; such a mole digs where other mammals rarely go, and the mole is blind."
+    )
+    assert "mole" in words("Why?", ("Which animal is it?", answer))
+
+
 def test_careful_adds_less_and_keeps_the_question_in_front() -> None:
     """Three terms after the question twice, against twelve after it once."""
     careful, strong = (expanded("How old is she?", TALK, strength) for strength in (CAREFUL, STRONG))

@@ -150,6 +150,40 @@ def test_follow_up_is_searched_as_a_question_of_its_own(run: Styles, histories: 
     assert "d2" in histories("s1").messages[-1].response_metadata["memkit_documents"]
 
 
+def test_a_plain_question_is_an_input(run: Styles, histories: Any) -> None:
+    """As the chain over a history takes it, under any key, in a batch, and in a trace; the output is that of a dict."""
+    model = Model()
+    chat = create_conversational_rag_chain(
+        model, finding(AGE), histories, input_messages_key="question", condense="off"
+    )
+    output = whole(run(chat, FIRST, S1))
+    s2: Any = {"configurable": {"session_id": "s2"}}
+    in_a_dict = whole(run(chat, {"question": FIRST}, s2))
+    assert output == in_a_dict
+    assert list(output) == list(in_a_dict)
+    assert output["question"] == FIRST
+    for session_id in ("s1", "s2"):
+        assert [m.text for m in histories(session_id).messages] == [FIRST, model.answer]
+    assert whole(run(chat, HumanMessage(SECOND), S1))["chat_history"] == histories("s1").messages[:2]
+    assert histories("s1").messages[2].text == SECOND
+    assert [m.part for m in explain_turn(chat, SECOND, s2).messages][-1] == "input"
+    with pytest.raises(ValueError, match="Expected str"):
+        run(chat, 7, S1)
+
+
+@pytest.mark.parametrize("style", ["batch", "abatch"])
+def test_a_batch_of_plain_questions(histories: Any, style: str) -> None:
+    """Each is a turn of its own session."""
+    chat = create_conversational_rag_chain(Model(), finding(AGE), histories)
+    sessions: Any = [{"configurable": {"session_id": name}} for name in ("s1", "s2")]
+    if style == "batch":
+        outputs = chat.batch([FIRST, SECOND], sessions)
+    else:
+        outputs = asyncio.run(chat.abatch([FIRST, SECOND], sessions))
+    assert [output["input"] for output in outputs] == [FIRST, SECOND]
+    assert [histories(name).messages[0].text for name in ("s1", "s2")] == [FIRST, SECOND]
+
+
 def test_model_rewrites_the_question(run: Styles, histories: Any) -> None:
     """A model's standalone question is what is searched, and what the output says; its call shows in the callbacks."""
     searched: list[str] = []
@@ -673,12 +707,17 @@ def test_condensing_retriever_is_taken_as_it_is(histories: Any) -> None:
         assert chat.invoke({"input": SECOND}, S1)["standalone_question"] == SECOND
     with pytest.raises(ConfigurationError, match="mode='off'"):
         create_conversational_rag_chain(Model(), condensing, histories, condense="weighted")
+    with_a_model = CondenseQuestionRetriever(retriever=finding(AGE), llm=Model())
+    create_conversational_rag_chain(Model(), with_a_model, histories, condense="llm")
+    with pytest.raises(ConfigurationError, match="mode='llm'"):
+        create_conversational_rag_chain(Model(), with_a_model, histories, condense="weighted")
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"condense": "always"}, "condense must be 'auto' or 'llm'"),
+        ({"condense": "always"}, "condense must be 'llm' or 'weighted'"),
+        ({"condense": "auto"}, "gone.*leave condense= out"),
         ({"retriever": [AGE]}, "retriever must be a LangChain"),
         ({"retriever": InMemoryVectorStore(WordLlamaEmbeddings())}, r"as_retriever\(\)"),
         ({"prompt": " "}, "prompt must be"),
