@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import spacy
 from spacy import about
@@ -46,7 +46,8 @@ IDLE = frozenset({"attribute_ruler", "entity_linker", "lemmatizer", "morphologiz
                   "sentencizer", "span_finder", "spancat", "spancat_singlelabel", "tagger", "textcat",
                   "textcat_multilabel", "trainable_lemmatizer"})  # fmt: skip
 RULERS = frozenset({"entity_ruler", "future_entity_ruler", "span_ruler"})
-KNOWN = IDLE | RULERS | {"ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"}
+NER = frozenset({"ner", "beam_ner"})
+KNOWN = IDLE | RULERS | NER | {"tok2vec", "transformer", "curated_transformer"}
 TAGS = frozenset({"DEP", "LEMMA", "MORPH", "POS", "SENT_START", "IS_SENT_START", "TAG"})
 
 WARM = 20_000  # new words that a pipeline may keep for good: everyday words are then read a fifth faster
@@ -58,9 +59,37 @@ LINK = re.compile(r"[^\w\s]{0,3}(?:[A-Za-z][A-Za-z0-9+.-]{0,20}://|www\.)")
 PIECE = re.compile(r"\S{0,48}[\W_]|[^\W_]+[\W_]?")
 LONGEST = 100  # letters: anything longer is not a word
 WORD = re.compile(r"[^\W\d_]+")
+# A word, with parts that are capitalized too ("O'Brien", "Al-Sayed"), but none like "isn't".
+CAPITALIZED = re.compile(
+    r"(?<![\w'\u2019-])[^\W\d_]++(?:['\u2019-](?![a-z\u00df-\u00ff])[^\W\d_]++)*+(?!['\u2019](?!s\b)[a-z])"
+)
+INSIDE = re.compile(r"[\w,;)] ")  # what stands before a word inside a sentence
+GOES_ON = re.compile(r"(?:['\u2019]s)? [a-z]")  # after the first one of a sentence that goes on
+DATED = frozenset({"DATE", "LANGUAGE", "TIME"})  # words of these labels are capitalized and no names
+BEHIND = "Since "
+PERSON = "PERSON"
 ENDS = ("\n", ". ", "。", " ", "\t")  # where a long text is split, the best place first
 
+Span: TypeAlias = tuple[str, int, int]
+"""A label, and where a name begins and ends."""
+
 _lock = ForkSafeLock()  # a pipeline is used by one thread at a time, and of two that need the same model one loads it
+
+
+class CapitalizedWord(NamedTuple):
+    """A capitalized word that may be a name.
+
+    Attributes:
+        start: Where it begins, in characters of the text.
+        end: Where it ends.
+        is_inside: Whether it does not begin a sentence, where any word is capitalized.
+        is_known: Whether the word is known.
+    """
+
+    start: int
+    end: int
+    is_inside: bool
+    is_known: bool
 
 
 class SpacyEntityExtractor:
@@ -119,6 +148,9 @@ class SpacyEntityExtractor:
             learned = self._ruler is None and (KNOWN - RULERS).issuperset(kinds.values())
             self._mere = frozenset(self._nlp.Defaults.stop_words) if learned else frozenset()
             self._types = _kept_types(self._nlp, types, self._ruler)
+            # Only in English a capital letter tells a name; a name that only it tells has no type.
+            reads_capitals = types is None and self._nlp.lang == "en" and NER.intersection(kinds.values())
+            self._words = _known_words(self._nlp) if reads_capitals else None
 
     def __repr__(self) -> str:
         meta = self._nlp.meta
@@ -155,23 +187,101 @@ class SpacyEntityExtractor:
         for places in _portions(texts, min(nlp.max_length, PORTION)):
             with _lock, nullcontext() if self._keeps_words() else nlp.memory_zone():
                 parts = [_readable(texts[i][start:end], nlp.tokenizer) for i, start, end in places]
-                if len(parts) == 1:  # `pipe` would take a fifth longer
-                    docs: Iterable[Doc] = [nlp(parts[0], disable=self._idle)]
-                else:
-                    docs = nlp.pipe(parts, disable=self._idle, batch_size=len(parts))
-                for (i, start, _), doc in zip(places, docs, strict=True):
-                    for name in (self._ruler(doc) if self._ruler else doc).ents:
-                        label = ONE_WORD.get(name.label_, name.label_)
-                        if label in self._types:
-                            first, last = start + name.start_char, start + name.end_char
-                            found[i].append(Mention(texts[i][first:last], label, first, last))
+                # What is found is text and numbers: no object of spaCy may leave a memory zone.
+                for (i, start, _), names in zip(places, self._names_in(parts), strict=True):
+                    for label, first, last in names:
+                        place = start + first, start + last
+                        found[i].append(Mention(texts[i][slice(*place)], label, *place))
         return found
+
+    def _names_in(self, parts: Sequence[str]) -> list[list[Span]]:
+        """Find the names in each part of a text, in order."""
+        words = [list(self._capitalized(part)) for part in parts]
+        # At the beginning of a sentence the pipeline takes every fifth name that it knows for another word, but not
+        # behind a word: so it reads these beginnings a second time.
+        first = [(n, w) for n, found in enumerate(words) for w in found if w.is_known and not w.is_inside]
+        labelled = self._labelled([*parts, *(BEHIND + parts[n][word.start : word.start + 40] for n, word in first)])
+        for (n, word), spans in zip(first, labelled[len(parts) :], strict=True):
+            if (PERSON, len(BEHIND), len(BEHIND) + word.end - word.start) not in spans:
+                words[n].remove(word)
+        names: list[list[Span]] = []
+        for part, spans, found in zip(parts, labelled, words, strict=False):
+            taken = bytearray(len(part))
+            for label, start, end in spans:
+                if label in self._types or label in DATED:
+                    taken[start:end] = b"\x01" * (end - start)
+            kept = [span for span in spans if span[0] in self._types]
+            alone = [word for word in found if 1 not in taken[word.start : word.end]]
+            names.append(_joined(kept, alone, part))
+        return names
+
+    def _capitalized(self, text: str) -> Iterable[CapitalizedWord]:
+        return _capitalized_words(text, self._words, self._nlp.Defaults.stop_words) if self._words is not None else ()
+
+    def _labelled(self, parts: Sequence[str]) -> list[list[Span]]:
+        """Find what the pipeline and the user's patterns label in each part."""
+        nlp, labelled = self._nlp, list[list[Span]]()
+        if len(parts) == 1:  # `pipe` would take a fifth longer
+            docs: Iterable[Doc] = [nlp(parts[0], disable=self._idle)]
+        else:
+            docs = nlp.pipe(parts, disable=self._idle, batch_size=max(len(parts), 1))
+        for doc in docs:
+            names = (self._ruler(doc) if self._ruler else doc).ents
+            labelled.append([(ONE_WORD.get(e.label_, e.label_), e.start_char, e.end_char) for e in names])
+        return labelled
 
     def _keeps_words(self) -> bool:
         """Return whether to read without a memory zone, which frees the words that spaCy meets in it."""
         # No object of spaCy may leave a zone. Zones cannot be nested, so none is opened inside one of the caller's.
         vocab = self._nlp.vocab
         return getattr(vocab, "in_memory_zone", False) or len(vocab.strings) < self._full
+
+
+def _capitalized_words(text: str, known: Container[str], stop_words: Container[str]) -> Iterator[CapitalizedWord]:
+    """Yield the capitalized words of an English text that may be names, in order.
+
+    Args:
+        text: Any text.
+        known: Words in lower case that are no sign of a name.
+        stop_words: Words in lower case that are no names.
+
+    Example:
+        >>> text = "Yesterday Anna lent Priya 40 euros. Rent is due."
+        >>> for word in _capitalized_words(text, {"anna", "rent", "yesterday"}, {"is"}):
+        ...     print(text[word.start : word.end], word.is_inside, word.is_known)
+        Anna True True
+        Priya True False
+        Rent False True
+    """
+    for match in CAPITALIZED.finditer(text):
+        start, end = match.span()
+        word, plain = match.group(), match.group().lower()
+        if not word[0].isupper() or word.isupper() or plain in stop_words:
+            continue
+        is_inside = start > 1 and INSIDE.match(text, start - 2) is not None
+        is_known = plain in known
+        if is_inside or not is_known or GOES_ON.match(text, end):
+            yield CapitalizedWord(start, end, is_inside, is_known)
+
+
+def _joined(spans: Iterable[Span], words: Iterable[CapitalizedWord], text: str) -> list[Span]:
+    """Return names in order, each with the capitalized words beside it; words that stand alone are names too.
+
+    These are people at the beginning of a sentence, else of unknown type.
+    """
+    found = [(start, end, label, False) for label, start, end in spans]
+    found += [(word.start, word.end, "" if word.is_inside else PERSON, True) for word in words]
+    names: list[Span] = []
+    was_word = False
+    for start, end, label, is_word in sorted(found):
+        if names and (was_word or is_word) and names[-1][2] == start - 1 and text[start - 1] == " ":
+            before, begin, _ = names.pop()
+            names.append(((before or label) if is_word else label, begin, end))
+            was_word = was_word and is_word
+        else:
+            names.append((label, start, end))
+            was_word = is_word
+    return names
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, int, int]]]:
@@ -218,6 +328,14 @@ def _find() -> str:
 def _full_size(nlp: Language) -> int:
     """Return the size of a pipeline's vocabulary from which on no new word is kept."""
     return len(nlp.vocab.strings) + WARM
+
+
+# Cached, because reading adds words to the vocabulary.
+@lru_cache(maxsize=4)
+def _known_words(nlp: Language, least: int = 10_000) -> frozenset[str] | None:
+    """Return the words in lower case that a pipeline knew at first; None if fewer than `least`, which tell nothing."""
+    words = frozenset(filter(str.islower, nlp.vocab.strings))
+    return words if len(words) >= least else None
 
 
 # Cached, because an app may make an extractor for each session: the model is loaded once.

@@ -21,16 +21,15 @@ PERSON = "PERSON"
 # spaCy's labels of types that are not kept
 DROPPED = {"CARDINAL", "DATE", "LANGUAGE", "LAW", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"}
 OTHER_WORDS = {"PER": PERSON, "ORGANIZATION": "ORG", "ORGANISATION": "ORG", "LOCATION": "LOC", "FACILITY": "FAC"}
-TOGETHER = ({"GPE", "LOC", "FAC"}, {"ORG", "PRODUCT", "WORK_OF_ART", "EVENT"})
+PLACES = {"GPE", "LOC", "FAC"}
 
 LEAST_MERGED = 5  # letters; shorter names are never merged: Ana and Anna are two people
-CLOSE = 92  # by rapidfuzz's `ratio`, not `WRatio`, in which Sam and Samir score 90
-NEAR = 85
+NEAR = 85  # by rapidfuzz's `ratio`, not `WRatio`, in which Sam and Samir score 90
 MOST = 80  # characters of a name
 
 POSSESSIVE = re.compile(r"(?<=\w)(?:['\u2019\u2018\u02bc`\u00b4\uff07][sS](?!\w)|(?<=[sS])['\u2019\u02bc](?!\w))")
 NUMBER = re.compile(r"\d+(?:st|nd|rd|th|s|k|m|am|pm|h|min|km|kg|mph|x|d)?")
-DIGITS = re.compile(r"\d+")
+AMOUNT = re.compile(r"\s+(?P<sign>[^\w\s]\s?)?\d[\d.,]*(?:\s?(?P<unit>%|[a-z]+|[A-Z]{3}\b))?")
 
 
 WORDS = tomllib.loads(files("langchain_memkit.matching").joinpath("words.toml").read_text("utf-8"))
@@ -40,8 +39,8 @@ LEADING = ARTICLES | CALLS | LISTS["titles"]
 JUNK = LEADING | LISTS["dates"] | LISTS["numbers"] | LISTS["stops"]
 ORDINARY = JUNK | LISTS["ordinary"]
 
-Relation: TypeAlias = Literal["same", "close", "near"]
-"""`"same"`: the same letters; `"close"`: alike enough to be one thing, if it is no person; `"near"`: maybe the same."""
+Relation: TypeAlias = Literal["same", "near"]
+"""`"same"`: the same letters; `"near"`: maybe the same."""
 
 Links: TypeAlias = dict[str, dict[str, Relation]]
 """How similar name keys are to each other, by both keys; pairs that are not similar are left out."""
@@ -100,6 +99,41 @@ def name_key(text: str, *, given: bool = False) -> str | None:
     return key if given or not all(word in JUNK or NUMBER.fullmatch(word) for word in words) else None
 
 
+def parts_of(name: str) -> list[str]:
+    """Return the words with which a name begins or ends, of which each is short for it.
+
+    Example:
+        >>> parts_of("Mei Lin Chen")
+        ['Mei', 'Mei Lin', 'Lin Chen', 'Chen']
+    """
+    words = name.split()
+    cuts = range(1, len(words))
+    return [" ".join(words[:cut]) for cut in cuts] + [" ".join(words[cut:]) for cut in cuts]
+
+
+def without_amount(text: str, start: int, end: int, kind: str) -> int:
+    """Return where a name in a text ends, without an amount that was taken for a part of it.
+
+    A number is one after the name of a person, with a sign like $ or %, or before what it counts.
+
+    Args:
+        text: The whole text.
+        start: Where the name begins, in characters.
+        end: Where it ends, as an extractor has it.
+        kind: Its type.
+
+    Example:
+        >>> text = "Acme paid Priya 40 euros for Windows 11 and Route 66."
+        >>> [text[start : without_amount(text, start, end, "ORG")] for start, end in [(10, 18), (29, 39), (44, 52)]]
+        ['Priya', 'Windows 11', 'Route 66']
+    """
+    amount = AMOUNT.search(text, start, end + MOST)
+    if amount is None or amount.start() >= end:
+        return end
+    counts = kind == PERSON or amount["sign"] or (amount["unit"] and amount["unit"] not in LISTS["stops"] | CALLS)
+    return amount.start() if counts else end
+
+
 def kind_of(label: str) -> str | None:
     """Convert an extractor's label to spaCy's labels; None for types that are dropped."""
     plain = label.strip().upper()
@@ -111,11 +145,6 @@ def is_common_word(key: str) -> bool:
     return all(word in ORDINARY for word in key.split())
 
 
-def compatible(a: str, b: str) -> bool:
-    """Return whether one thing may have both types; an empty type is compatible with all."""
-    return not a or not b or a == b or any({a, b} <= group for group in TOGETHER)
-
-
 def relation(a: str, b: str) -> Relation | None:
     """Return how similar two name keys are; symmetric.
 
@@ -124,8 +153,6 @@ def relation(a: str, b: str) -> Relation | None:
 
         - `"same"`: at least five letters, different only in spaces and at most one doubled letter. Harrison and
           Harison; Hansen and Hanssen too.
-        - `"close"`: at least five letters, the same first letter, `ratio` of 92 or more, equal digits, and neither is a
-          single word of letters only (Johnson and Johnston score 93). They are one thing if neither is a person.
         - `"near"`: `ratio` of 85 or more, or the words of one are part of the other.
         - None: anything else.
 
@@ -133,20 +160,16 @@ def relation(a: str, b: str) -> Relation | None:
         >>> relation("harrison", "harison"), relation("langchain", "lang chain")
         ('same', 'same')
         >>> relation("openai platform", "openai platforms"), relation("johnson", "johnston")
-        ('close', 'near')
+        ('near', 'near')
         >>> relation("priya", "priya raman"), relation("sam", "samir")
         ('near', None)
     """
     if a[:1] != b[:1]:
         return "near" if _within(a, b) else None
     letters = a.replace(" ", ""), b.replace(" ", "")
-    long_enough = min(map(len, letters)) >= LEAST_MERGED
-    if long_enough and _one_doubled(*sorted(letters, key=len)):
+    if min(map(len, letters)) >= LEAST_MERGED and _one_doubled(*sorted(letters, key=len)):
         return "same"
-    score = fuzz.ratio(a, b, score_cutoff=NEAR)
-    if score >= CLOSE and long_enough and not (a.isalpha() or b.isalpha()):
-        return "close" if DIGITS.findall(a) == DIGITS.findall(b) else "near"
-    return "near" if score or _within(a, b) else None
+    return "near" if fuzz.ratio(a, b, score_cutoff=NEAR) or _within(a, b) else None
 
 
 def _one_doubled(short: str, long: str) -> bool:

@@ -10,6 +10,7 @@ from datetime import datetime, tzinfo
 from langchain_memkit._timezones import in_timezone
 from langchain_memkit.matching.names import display_form
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
+from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.text import printable, printable_html
 
 
@@ -18,11 +19,11 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
     groups = book.groups
     spellings: Counter[str] = Counter()
     own: Counter[str] = Counter()
-    for name, session in groups.parts.get(root, ()):
-        for key in book.names[name][session]:
-            form = display_form(book.facts[key].surface) or name
-            spellings[form] += 1
-            own[form] += groups.root[name] == root  # short names that were moved here never become the display name
+    for key in groups.parts.get(root, ()):
+        row = book.facts[key]
+        form = display_form(row.surface) or row.key
+        spellings[form] += 1
+        own[form] += groups.root[row.key] == root  # short names never become the display name
     spellings.update({rule.name: 0 for rule in book.rules.values() if groups.shown.get(root) == rule.other})
 
     def quality(form: str) -> tuple[bool, int, bool, int, str]:
@@ -34,23 +35,25 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
     return best, sorted(spellings.keys() - {best}, key=lambda form: (-spellings[form], form))
 
 
+def facts_about(book: EntityRegistry, name: str, now: datetime) -> list[FactRow]:
+    """Return the facts of every entity that a name may mean, oldest first; a sentence about two of them once."""
+    return list(book.rows(book.asked([book.key_of(name) or ""], name), now).values())
+
+
 def list_entities(
     book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]], zone: tzinfo
 ) -> EntityList:
     """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist."""
     found = EntityList()
     for root in book.groups.parts:
-        rows = {k: row for k, row in book.rows(root, now).items() if (row.session, row.message) not in gone}
+        rows = {k: row for k, row in book.rows([root], now).items() if (row.session, row.message) not in gone}
         if not rows:
             continue
         (name, aliases), kind = display_name(book, root), book.groups.kinds.get(root, "")
         maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
         said = book.description(root, rows)
         newest = [*rows.values()][-limits.facts :]
-        facts = [
-            Fact(r.text, r.role, r.speaker, r.session, r.message, in_timezone(r.at, zone), r.start, r.end)
-            for r in newest
-        ]
+        facts = [fact_of(row, zone) for row in newest]
         since, last, text = facts[0].created_at, facts[-1].created_at, said.text if said else ""
         found.append(Entity(name, kind, tuple(aliases), tuple(maybe), tuple(facts), since, last, text))
     found.sort(key=lambda entity: entity.name)
@@ -85,6 +88,12 @@ class Fact:
     created_at: datetime
     start: int
     end: int
+
+
+def fact_of(row: FactRow, zone: tzinfo) -> Fact:
+    """Return a row as people see it, dated in a time zone."""
+    at = in_timezone(row.at, zone)
+    return Fact(row.text, row.role, row.speaker, row.session, row.message, at, row.start, row.end)
 
 
 @dataclass(frozen=True, slots=True)

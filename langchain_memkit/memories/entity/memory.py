@@ -22,11 +22,19 @@ from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.matching.names import display_form, kind_of, name_key
 from langchain_memkit.memories import rebuildable
 from langchain_memkit.memories.entity.cache import MANY, EntityCache
-from langchain_memkit.memories.entity.listing import EntityList, display_name, list_entities
-from langchain_memkit.memories.entity.mentions import NameSpan, facts_of, message_facts, read_mentions
+from langchain_memkit.memories.entity.listing import (
+    EntityList,
+    Fact,
+    display_name,
+    fact_of,
+    facts_about,
+    list_entities,
+)
+from langchain_memkit.memories.entity.mentions import facts_of, message_facts, read_mentions
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, fact_id, id_in
+from langchain_memkit.memories.entity.statements import NameSpan
 from langchain_memkit.memories.rebuildable import Segment, clean, session_infos, write_row
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines
 from langchain_memkit.messages.tokens import approximate_tokens, resolve_counter
@@ -174,6 +182,35 @@ class EntityMemory(rebuildable.DerivedMemory):
         """Run `entities` asynchronously."""
         return await adrive(self._entities())
 
+    def about(self, name: str) -> list[Fact]:
+        """Return everything that was said about a person, place or thing, in all sessions, in the order of time.
+
+        Args:
+            name: Any of its names. Of several people with one first name, that name gets what was said of all of them,
+                and the full name what was said of one.
+
+        Returns:
+            The facts, oldest first; `[]` if nothing is known.
+
+        Raises:
+            HistoryReadError: The store, or a history, cannot be reached or read.
+
+        Example:
+            >>> from langchain_core.messages import HumanMessage
+            >>> from langchain_memkit.memories.entity import EntityMemory
+            >>> memory = EntityMemory(lambda text: [], "s1", user_id="u1", names={"Anna Keller": "PERSON"})
+            >>> memory.save([HumanMessage("My boss is Anna Keller. She is from Bern.")])
+            >>> memory.save([HumanMessage("Does Anna like tea?")])
+            >>> memory.save([HumanMessage("anna likes tea.")])
+            >>> [fact.text for fact in memory.about("Anna Keller")]
+            ['My boss is Anna Keller.', 'She is from Bern.', 'anna likes tea.']
+        """
+        return drive(self._about(name))
+
+    async def aabout(self, name: str) -> list[Fact]:
+        """Run `about` asynchronously."""
+        return await adrive(self._about(name))
+
     def merge(self, name: str, into: str) -> None:
         """Declare that two names are one entity, now and in later messages. Of conflicting decisions the latest wins.
 
@@ -254,7 +291,7 @@ class EntityMemory(rebuildable.DerivedMemory):
             How many sentences were deleted.
 
         Raises:
-            ConfigurationError: The memory is read-only.
+            ConfigurationError: The memory is read-only, or several entities are called so.
             HistoryWriteError: The store failed; calling again finishes the work.
         """
         return drive(self._forget(name))
@@ -338,7 +375,7 @@ class EntityMemory(rebuildable.DerivedMemory):
             self._seen = frozenset()
             logger.warning("a turn was left out of the entity memory: its session was cleared after it began")
         elif self._describer is not None and rows:
-            await self._describe(self._describer, book, [row.key for row in rows])
+            await self._describe(self._describer, book, rows)
 
     def _new_facts(
         self, book: EntityRegistry, sources: Sequence[FactRow], found: Sequence[Sequence[NameSpan]]
@@ -373,6 +410,14 @@ class EntityMemory(rebuildable.DerivedMemory):
         zone = await self._zone()
         return await core.held(lambda: list_entities(book, core.limits, core.now(), gone, zone), long=True)
 
+    async def _about(self, name: str) -> list[Fact]:
+        core = self._core
+        book = await self._read()
+        rows = await core.held(lambda: facts_about(book, name, core.now()), long=len(book.facts) > MANY)
+        gone = await self._gone(rows)
+        zone = await self._zone()
+        return [fact_of(row, zone) for row in rows if (row.session, row.message) not in gone]
+
     async def _decide(self, kind: str, name: str, other: str) -> None:
         rebuildable.check_writable(self._core)
         cache = self._core
@@ -382,7 +427,7 @@ class EntityMemory(rebuildable.DerivedMemory):
         book = await self._read()
         with cache.lock:
             keys = [book.key_of(text) or str(name_key(text, given=True)) for text in (name, other)]
-            known = [any(root in book.groups.parts for root in book.groups.roots_of(key)) for key in keys]
+            known = [bool(book.groups.called(key)) for key in keys]
             last = max(book.rules, default="")
         if not (known[0] or (kind != "rename" and known[1])):  # a typo, or an alias that is announced in advance
             logger.warning("%s: nobody is called %.100r so far; it counts for what is said from now on", kind, name)
@@ -397,14 +442,17 @@ class EntityMemory(rebuildable.DerivedMemory):
         rebuildable.check_writable(self._core)
         book = await self._read()
         with self._core.lock:
-            groups = book.groups
-            roots = groups.roots_of(book.key_of(name) or "")
-            # The entity of that name itself; only if it has no facts of its own, the full names that it stands for.
-            roots = [root for root in roots[:1] if root in groups.parts] or roots
-            parts = [part for root in roots for part in groups.parts.get(root, ())]
-            facts = [key for called, session in parts for key in book.names[called][session]]
+            groups, key = book.groups, book.key_of(name) or ""
+            # The entity of that name itself; only if it has no facts of its own, the one that the name is short for.
+            own = groups.root.get(key, key)
+            roots = {own} if own in groups.parts else set(groups.called(key))
+            if len(roots) > 1:
+                called = ", ".join(sorted(display_name(book, root)[0] for root in roots))
+                msg = f"{name!r:.100} may be any of {called:.300}: give one of these names"
+                raise ConfigurationError(msg)
+            facts = [key for root in roots for key in groups.parts[root]]
             ends = {key: {groups.root[rule.key], groups.root[rule.other_key]} for key, rule in book.rules.items()}
-        return await self._remove(book, facts, [key for key, pair in ends.items() if pair & set(roots)])
+        return await self._remove(book, facts, [key for key, pair in ends.items() if pair & roots])
 
     async def _delete_messages(self, ids: Collection[str]) -> int:
         # Message ids are stored cleaned, so the given ones are cleaned before they are compared.
@@ -494,13 +542,13 @@ class EntityMemory(rebuildable.DerivedMemory):
         asked = ((row.session, row.message) for row in rows if row.given)
         return await rebuildable.erased_messages(self._histories, self._user, asked)
 
-    async def _describe(self, llm: Runnable[Any, Any], book: EntityRegistry, names: Sequence[str]) -> None:
+    async def _describe(self, llm: Runnable[Any, Any], book: EntityRegistry, said: Sequence[FactRow]) -> None:
         """Describe the entities of a turn from their newest facts; log failures, since the turn is already stored."""
         cache = self._core
 
         def collect() -> list[tuple[str, str, list[FactRow]]]:
-            roots = dict.fromkeys(root for name in names for root in book.groups.roots_of(name))
-            found = [(root, display_name(book, root)[0], [*book.rows(root, cache.now()).values()]) for root in roots]
+            roots = dict.fromkeys(book.groups.owner(row) for row in said if row.key in book.names)
+            found = [(root, display_name(book, root)[0], [*book.rows([root], cache.now()).values()]) for root in roots]
             return [(root, name, rows[-FACTS:]) for root, name, rows in found if rows][:ENTITIES]
 
         topics = await cache.held(collect)
@@ -512,11 +560,11 @@ class EntityMemory(rebuildable.DerivedMemory):
         prompt = TASK + "\n".join(lines)
         try:
             answer = await model_call(llm, prompt, internal_call("describe_entities", "entities"), None)
-            said = read_answer(str(answer.text if isinstance(answer, BaseMessage) else answer), len(topics))
-            if not said:
+            told = read_answer(str(answer.text if isinstance(answer, BaseMessage) else answer), len(topics))
+            if not told:
                 logger.warning("no entity was described: the model's answer has no numbered lines")
                 return
-            found = [(*topics[number - 1], text) for number, text in said.items()]
+            found = [(*topics[number - 1], text) for number, text in told.items()]
             new = [DescriptionRow(root, text, cache.now(), tuple(map(fact_id, rows))) for root, _, rows, text in found]
             await cache.change(book, [(book.keys.description(row.key), write_row(row)) for row in new])
         except Exception as error:  # noqa: BLE001  # whatever a model or a store raises must not cost the turn

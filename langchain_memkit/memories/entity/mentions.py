@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 from langchain_core.messages import AIMessage
 
-from langchain_memkit.matching.fuzzy import NameMatch
-from langchain_memkit.matching.names import PERSON, is_common_word, kind_of
-from langchain_memkit.memories.entity.registry import EntityRegistry
+from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
+from langchain_memkit.matching.names import PERSON, is_common_word, kind_of, without_amount
+from langchain_memkit.memories.entity.registry import EntityRegistry, forms_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
+from langchain_memkit.memories.entity.statements import NameSpan, statements
 from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean
 from langchain_memkit.messages.text import MESSAGE, limit_words, sentence_spans, without_records
 from langchain_memkit.messages.trimming import is_user_message
@@ -27,17 +28,6 @@ KIND = "a message that the entity memory is to save"
 MOST = 300  # characters of a fact
 NAMED = 500  # names used per message
 POSSESSIVE = ("'s", "\u2019s")
-GREETED = re.compile(r"\b(?:Hey|Hi|Hello|Dear|Thanks|Thank you),? ([A-Z][\w\u2019'-]*[\w])(?= ?[,.!?\n]|$)")
-
-
-class NameSpan(NamedTuple):
-    """A name in a text: its key, the surface form, the type and the place in characters."""
-
-    key: str
-    surface: str
-    label: str
-    start: int
-    end: int
 
 
 def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
@@ -92,7 +82,10 @@ def read_mentions(found: Iterable[object] | None, text: str) -> list[NameSpan]:
             places = placed[said] = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", text)][:NAMED]
         else:
             places = [(start, end)]
-        spots += [NameSpan("", text[i:j], kind, i, j) for i, j in places if 0 <= i < j <= len(text)]
+        for i, j in places:
+            if 0 <= i < j <= len(text):
+                end = without_amount(text, i, j, kind)
+                spots.append(NameSpan("", text[i:end], kind, i, end))
     return spots
 
 
@@ -108,94 +101,70 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
 
 
 def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *, asked: bool = False) -> list[NameSpan]:
-    """Find the names in a text: known names, names from the extractor, and people who are greeted by name.
+    """Find the names in a text, in order: names from the extractor, and known names, wherever they occur.
 
-    Of overlapping names the longest counts; of equally long ones the known one, with the extractor's type. A known name
-    within a longer one that the extractor took for something other than a person ("Melanie's Pottery"), or that may
-    have words before it ("Bravo Melanie"), counts as well. In a question (`asked`) names that may be mere words count
-    however they are written.
+    Of overlapping names the longest counts; of equally long ones the extractor's, which has a type. A known name within
+    a longer one that the extractor took for something other than a person ("Melanie's Pottery") counts as well. In a
+    question (`asked`), and in a text without capitals, names that may be mere words count in lower case, too.
     """
+    new: list[NameSpan] = []
+    for spot in mentions:
+        key = book.key_of(spot.surface)
+        if key and not (is_common_word(key) and spot.surface.islower()):
+            new.append(spot._replace(key=key, label=book.kind(key) or spot.label))
     seen = book.forms.find(text)
-    greeted = [NameSpan("", match[1], PERSON, *match.span(1)) for match in GREETED.finditer(text)]
-    if not (seen or mentions or greeted):
+    if new:
+        forms = (pair for spot in new for pair in forms_of(spot.surface, spot.key, spot.label))
+        seen += KeyFinder(dict(forms)).find(text)
+    if not seen:
         return []
     # Where sentences begin: a capital letter there tells nothing about whether a word is a name.
     firsts = {next((i for i in range(*span) if text[i].isalnum()), span[0]) for span in sentence_spans(text)}
-    labels = {(spot.start, spot.end): spot.label for spot in mentions}
+    has_capitals = not asked and text != text.lower()
+    labels = {spot.key: spot.label for spot in new}
+    places = {(spot.start, spot.end) for spot in new}
     known: list[NameSpan] = []
     for match in seen:
-        if _is_word(match, text, firsts, weak=not asked and book.is_weak(match.key)):
-            continue
-        # the extractor's type of the same place, with or without a possessive 's
-        ends = [match.end, *(match.end + len(s) for s in POSSESSIVE if text.startswith(s, match.end))]
-        label = book.kind(match.key) or next((labels[match.start, e] for e in ends if (match.start, e) in labels), "")
-        known.append(NameSpan(match.key, text[match.start : match.end], label, match.start, match.end))
-    new: list[NameSpan] = []
-    for i, spot in enumerate((*mentions, *greeted)):
-        key = book.key_of(spot.surface)
-        if key is None or (is_common_word(key) and (i >= len(mentions) or spot.surface == spot.surface.lower())):
-            continue
-        new.append(spot._replace(key=key, label=book.kind(key) or spot.label))
-    return sorted(_apart([*known, *new], len(known), firsts), key=lambda spot: (spot.start, spot.key))
+        is_weak = has_capitals and book.is_weak(match.key)
+        if (match.start, match.end) not in places and not _is_word(match, text, firsts, weak=is_weak):
+            surface, label = text[match.start : match.end], book.kind(match.key) or labels.get(match.key, "")
+            known.append(NameSpan(match.key, surface, label, match.start, match.end))
+    # where any name stands, and where one of a person or of unknown type does
+    taken, people = bytearray(len(text)), bytearray(len(text))
+    kept: list[NameSpan] = []
+    pairs = [*((spot, taken) for spot in new), *((spot, people) for spot in known)]
+    for spot, hiding in sorted(pairs, key=lambda pair: pair[0].start - pair[0].end):
+        place = slice(spot.start, spot.end)
+        if 1 not in hiding[place]:
+            kept.append(spot)
+            for marks in (taken, people) if spot.label in (PERSON, "") else (taken,):
+                marks[place] = b"\x01" * (spot.end - spot.start)
+    return sorted(kept, key=lambda spot: (spot.start, spot.key))
 
 
 def _is_word(found: NameMatch, text: str, firsts: Container[int], *, weak: bool) -> bool:
     """Return whether a known name is probably used as the common word that it also is."""
-    if not (weak or is_common_word(found.key)):
-        return False
-    first = text[found.start]
-    if first.isupper() and found.start in firsts:
-        return not text.startswith(POSSESSIVE, found.end)
-    return first.islower()
-
-
-def _apart(spots: Sequence[NameSpan], known: int, firsts: Container[int]) -> Iterator[NameSpan]:
-    """Yield the spots that no longer spot hides; the first `known` of them are known names."""
-    group: list[tuple[int, bool, NameSpan]] = []  # overlapping spots: negative length, whether it is new, the spot
-    reach = 0
-    for i in sorted(range(len(spots)), key=lambda i: spots[i].start):
-        spot = spots[i]
-        if spot.start >= reach:
-            yield from _longest(group, firsts)
-            group = []
-        group.append((spot.start - spot.end, i >= known, spot))
-        reach = max(reach, spot.end)
-    yield from _longest(group, firsts)
-
-
-def _longest(group: Sequence[tuple[int, bool, NameSpan]], firsts: Container[int]) -> list[NameSpan]:
-    # A longer name always hides a new or equal name that it overlaps. It hides another known name only if it is a
-    # person's or of unknown type, and is not that name with a word before it that begins the sentence.
-    def hides(other: NameSpan, spot: NameSpan, is_new: bool) -> bool:
-        if not (other.start < spot.end and spot.start < other.end):
-            return False
-        before_it = other.start in firsts and spot.end == other.end and other.start < spot.start
-        return is_new or other.key == spot.key or (other.label in (PERSON, "") and not before_it)
-
-    taken: list[NameSpan] = []
-    for _, is_new, spot in sorted(group):
-        if not any(hides(other, spot, is_new) for other in taken):
-            taken.append(spot)
-    return taken
+    is_common = is_common_word(found.key)
+    if text[found.start].islower():
+        return weak or is_common
+    return is_common and found.start in firsts and not text.startswith(POSSESSIVE, found.end)
 
 
 def facts_of(messages: Iterable[tuple[FactRow, Sequence[NameSpan]]], book: EntityRegistry) -> list[FactRow]:
-    """Return one fact per name and sentence of messages, each given with what the extractor found in it."""
+    """Return one fact per name and statement of messages, each given with what the extractor found in it."""
     rows: dict[str, FactRow] = {}
     for message, mentions in messages:
-        spots = find_names(message.text, mentions, book)[:NAMED]
-        sentences = sentence_spans(message.text) if spots else []
-        starts = [start for start, _ in sentences]
-        seen: set[tuple[str, int]] = set()
-        for spot in spots:
-            i = bisect_right(starts, spot.start) - 1
-            begin, end = sentences[i] if i >= 0 else (spot.start, spot.end)
-            if (spot.key, begin) not in seen:
-                seen.add((spot.key, begin))
-                text = clean(_around(message.text, begin, max(end, spot.end), spot))
-                named = spot._replace(surface=clean(spot.surface))
-                row = message._replace(**named._asdict(), text=text)
-                rows.setdefault(fact_id(row), row)
+        spots = [
+            spot._replace(label=book.usual_kind(spot.key) or spot.label)
+            for spot in find_names(message.text, mentions, book)[:NAMED]
+        ]
+        told = statements(message.text, spots) if spots else ()
+        facts = ((begin, end, spot) for begin, end, about in told for spot in about)
+        for begin, end, spot in islice(facts, NAMED):
+            text = clean(_around(message.text, begin, max(end, spot.end), spot))
+            named = spot._replace(surface=clean(spot.surface))
+            row = message._replace(**named._asdict(), text=text)
+            rows.setdefault(fact_id(row), row)
     return list(rows.values())
 
 

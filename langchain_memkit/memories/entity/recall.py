@@ -15,9 +15,10 @@ from langchain_memkit._timezones import in_timezone
 from langchain_memkit.base import Query, TokenCounter, same_conversation
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
-from langchain_memkit.memories.entity.mentions import NameSpan, find_names
+from langchain_memkit.memories.entity.mentions import find_names
 from langchain_memkit.memories.entity.registry import EntityRegistry, FactTexts, fact_order
 from langchain_memkit.memories.entity.rows import FactRow, id_in
+from langchain_memkit.memories.entity.statements import NameSpan
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.messages.tokens import count_text, count_tokens
 
@@ -36,30 +37,28 @@ class EntityCandidate:
     zone: tzinfo  # in which days are quoted
 
     def ranked(self) -> list[FactRow]:
-        """Return the facts to show: statements before questions, then by words shared with the question, newest first.
+        """Return the facts to show: by words shared with the question, newest first.
 
         A shared word counts the more, the fewer of the facts contain it (as inverse document frequency).
         """
         # Of equal sentences of a speaker the newest is shown; and a person's, not the model's repetition of it.
-        found: dict[tuple[str, str], tuple[int, FactRow, bool, frozenset[str]]] = {}
+        found: dict[tuple[str, str], tuple[int, FactRow, frozenset[str]]] = {}
         by_people: set[str] = set()
         for i, row in sorted(enumerate(self.rows), key=lambda pair: pair[1].role == "ai"):
-            said, asks, words = self.texts[row.text]
+            said, words = self.texts[row.text]
             if row.role != "ai":
                 by_people.add(said)
             elif said in by_people:
                 continue
-            found[said, row.speaker] = i, row, asks, words
-        # The model's own questions ("Have you ever studied it, Harrison?") count only if nothing else is known.
-        told = [fact for fact in found.values() if not (fact[2] and fact[1].role == "ai")] or found.values()
-        new = [fact for fact in told if (fact[1].session, fact[1].message) not in self.seen]
-        shown = [(i, asks, self.words & words) for i, _, asks, words in new]
-        often = Counter(word for *_, words in shown for word in words)
+            found[said, row.speaker] = i, row, words
+        new = [fact for fact in found.values() if (fact[1].session, fact[1].message) not in self.seen]
+        shown = [(i, self.words & words) for i, _, words in new]
+        often = Counter(word for _, words in shown for word in words)
         weights = {word: math.log(1 + len(shown) / number) for word, number in often.items()}
         # The sums are exact, since a set has its words in another order in each process; of equal facts the newest is
         # first, as the rows are in order of time.
-        ranks = [(not asks, math.fsum([weights[word] for word in words]), i) for i, asks, words in shown]
-        return [self.rows[i] for *_, i in sorted(ranks, reverse=True)]
+        ranks = [(math.fsum([weights[word] for word in words]), i) for i, words in shown]
+        return [self.rows[i] for _, i in sorted(ranks, reverse=True)]
 
     def leave_out(self, gone: Container[tuple[str, str]]) -> None:
         """Remove facts of erased messages (session and id), and the description if it was made from one of them."""
@@ -88,17 +87,13 @@ def candidates(
 ) -> list[EntityCandidate]:
     """Return the entities that a question names, in the order of mention, with the facts that may be shown."""
     spots = find_names(asked, mentions, book, asked=True)
-    names = [*(spot.key for spot in spots), *book.respelled(asked)]
-    roots = dict.fromkeys(root for name in names for root in book.groups.roots_of(name) or book.full_names(name))
-    # Entities that may be the same as one of these are recalled as well, under their own name.
-    roots.update(dict.fromkeys(other for root in list(roots) if (other := book.other_half(root))))
     seen = {(session_id, message.id) for message in getattr(query, "seen", ()) if message.id}
     epoch = query.epoch if isinstance(query, Query) else 0
     words = set(fold_text(asked).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
     topics = []
-    for root in roots:
+    for root in book.asked([spot.key for spot in spots], asked):
         # Facts of this session from another epoch belong to an erased conversation.
-        rows = book.rows(root, now)
+        rows = book.rows([root], now)
         live = {k: row for k, row in rows.items() if row.session != session_id or same_conversation(row.epoch, epoch)}
         said = book.description(root, live)
         behind = [row for key, row in live.items() if said and id_in(key) in said.facts]

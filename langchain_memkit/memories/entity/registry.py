@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from heapq import nsmallest
 from itertools import pairwise
 from typing import NamedTuple
 
 from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
-from langchain_memkit.matching.names import PERSON, Links, compatible, display_form, is_common_word, name_key, relation
+from langchain_memkit.matching.names import (
+    PERSON,
+    PLACES,
+    Links,
+    display_form,
+    is_common_word,
+    name_key,
+    parts_of,
+    relation,
+)
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, id_in
 
+NEVER = datetime.max.replace(tzinfo=UTC)
 RECENT = 64  # forms in the small index, which is rebuilt whenever one is added
 
 
@@ -38,6 +47,10 @@ class SurfaceFormIndex:
         self._small = self._small or KeyFinder(self._recent)
         return self._big.find(text) + (self._small.find(text) if self._recent else [])
 
+    def holds(self, form: str) -> bool:
+        """Return whether a surface form, or a key, is in the index."""
+        return form in self._forms or form in self._recent
+
     def add(self, form: str, key: str) -> None:
         """Add a surface form and the key itself to the index."""
         for name in (form, key):
@@ -55,8 +68,19 @@ class SurfaceFormIndex:
         self._recent, self._big, self._small = {}, None, None
 
 
-Names = Mapping[str, Mapping[str, object]]
-"""The sessions in which each name occurs, by name key."""
+def forms_of(surface: str, key: str, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the forms under which a name is found again, each with its key; of a person the parts of the name too.
+
+    Example:
+        >>> list(forms_of("Anna Keller", "anna keller", "PERSON"))
+        [('Anna Keller', 'anna keller'), ('Anna', 'anna'), ('Keller', 'keller')]
+    """
+    form = display_form(surface)
+    yield form, key
+    if kind == PERSON:
+        for part in parts_of(form):
+            if part_key := name_key(part, given=True):
+                yield part, part_key
 
 
 @dataclass(slots=True)
@@ -65,41 +89,100 @@ class EntityClusters:
 
     # the root of each name
     root: dict[str, str] = field(default_factory=dict)
-    # root of a full name by (short name, session), where the short name can only mean that full name
-    moved: dict[tuple[str, str], str] = field(default_factory=dict)
-    # the (name, session) pairs whose facts belong to each root
-    parts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    # the store keys of the facts of each root
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    # for words with which longer names begin or end, these names
+    longer: dict[str, list[str]] = field(default_factory=dict)
+    # when each name was first said, in each session and ("") in any
+    since: dict[tuple[str, str], datetime] = field(default_factory=dict)
     # for each root, the other roots that may be the same entity
     maybe: dict[str, set[str]] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)  # display name of a root, where a person decided it
     kinds: dict[str, str] = field(default_factory=dict)  # type of each root, by majority vote
+    apart: list[tuple[str, str]] = field(default_factory=list)  # names that a person split
 
-    def roots_of(self, key: str) -> list[str]:
-        """Return every root that a name stands for: its own first, then those it was moved to in some session."""
-        own = self.root.get(key)
-        if own is None:
-            return []
-        return list(dict.fromkeys([own, *(root for (name, _), root in self.moved.items() if name == key)]))
+    def barred(self, a: str, b: str) -> bool:
+        """Return whether a person said that two names are of different entities."""
+        ends = {self.root.get(a, a), self.root.get(b, b)}
+        return any({self.root[x], self.root[y]} == ends for x, y in self.apart)
+
+    def wholes(self, key: str) -> list[str]:
+        """Return the names that a name may be short for: those with most words that begin or end with it."""
+        names = [name for name in self.longer.get(key, ()) if not self.barred(key, name)]
+        return [name for name in names if not set(names).intersection(self.longer.get(name, ()))]
+
+    def owner(self, row: FactRow) -> str:
+        """Return the root of the entity that a fact is about.
+
+        "Anna" is "Anna Keller" if that is the only full name of a person to begin or end so that had been said by then:
+        in this session, or if there was none, in any; if there was none either, the first one that came later. What a
+        person decided, and the name of a place, stays.
+        """
+        own = self.root[row.key]
+        people = [name for name in self.wholes(row.key) if self.kinds.get(self.root[name]) == PERSON]
+        if self.kinds.get(own) in PLACES or any(self.root[name] == own for name in people):
+            return own
+        here = [name for name in people if self.since.get((name, row.session), NEVER) <= row.at]
+        before = [name for name in people if self.since[name, ""] <= row.at]
+        later = sorted(people, key=lambda name: (self.since[name, ""], name))[:1]
+        roots = {self.root[name] for name in here or before or later}
+        return roots.pop() if len(roots) == 1 else own
+
+    def called(self, key: str) -> list[str]:
+        """Return the roots of all entities that a name may mean.
+
+        These are its own, those of names that it is short for, and those of names that can only be short for it.
+        """
+        own = [key] if self.root.get(key) in self.parts else []
+        names = dict.fromkeys([*own, *self.wholes(key)])
+        for name in list(names):
+            for part in parts_of(name):
+                if part in self.root and {self.root[whole] for whole in self.wholes(part)} == {self.root[name]}:
+                    names[part] = None
+        return [root for root in dict.fromkeys(self.root[name] for name in names) if root in self.parts]
 
 
 def resolve_entities(
-    names: Names, votes: Mapping[str, Counter[str]], near: Links, rules: Sequence[ResolutionRule], firm: Container[str]
+    facts: Mapping[str, FactRow], votes: Mapping[str, Counter[str]], near: Links, rules: Sequence[ResolutionRule]
 ) -> EntityClusters:
-    """Resolve names to entities.
+    """Resolve names to entities, and facts to these.
 
-    Rules of people come first, the latest before the others; then spellings with the same letters; then very similar
-    names that are no person's. What is only similar is listed as possible duplicates.
+    Rules of people come first, the latest before the others; then spellings with the same letters. What is only similar
+    is listed as possible duplicates.
     """
-    groups = EntityClusters({name: name for name in (*names, *(key for r in rules for key in (r.key, r.other_key)))})
-    root, members = groups.root, {name: [name] for name in groups.root}
-    apart: list[tuple[str, str]] = []
+    groups = EntityClusters()
+    for row in facts.values():
+        for place in ((row.key, row.session), (row.key, "")):
+            groups.since[place] = min(row.at, groups.since.get(place, row.at))
+    names = dict.fromkeys(name for name, _ in groups.since)
+    for name in names:
+        for part in parts_of(name):
+            groups.longer.setdefault(part, []).append(name)
+    # In alphabetical order, so that every process resolves the same rows alike.
+    pairs = sorted((a, b) for a in names for b in near.get(a, ()) if a < b and b in names)
+    root = groups.root = {name: name for name in (*names, *(key for r in rules for key in (r.key, r.other_key)))}
+    _join(groups, [pair for pair in pairs if near[pair[0]][pair[1]] == "same"], rules)
+    totals: dict[str, Counter[str]] = {}
+    for name in names:
+        totals.setdefault(root[name], Counter()).update(votes[name])
+    groups.kinds = {entity: majority_kind(count) for entity, count in totals.items()}
+    for key, row in facts.items():
+        groups.parts.setdefault(groups.owner(row), []).append(key)
+    for a, b in pairs:
+        first, second = root[a], root[b]
+        if first != second and not groups.barred(a, b) and {first, second} <= groups.parts.keys():
+            groups.maybe.setdefault(first, set()).add(second)
+            groups.maybe.setdefault(second, set()).add(first)
+    return groups
 
-    def barred(a: str, b: str) -> bool:
-        return any({root[x], root[y]} == {root[a], root[b]} for x, y in apart)
+
+def _join(groups: EntityClusters, same: Iterable[tuple[str, str]], rules: Sequence[ResolutionRule]) -> None:
+    """Give the same root to names that are one, by rules of people or by spelling."""
+    root, members = groups.root, {name: [name] for name in groups.root}
 
     def join(a: str, b: str) -> None:
         first, last = sorted((root[a], root[b]))
-        if first != last and not barred(first, last):
+        if first != last and not groups.barred(first, last):
             members[first] += members[last]
             root.update(dict.fromkeys(members.pop(last), first))
 
@@ -108,62 +191,19 @@ def resolve_entities(
         if rule.kind != "split":
             join(rule.key, rule.other_key)
         elif root[rule.key] != root[rule.other_key]:  # else a later decision says that they are one
-            apart.append((rule.key, rule.other_key))
-    kinds = {name: majority_kind(count) for name, count in votes.items()}
-    pairs = [(k, a, b) for a, others in near.items() if a in names for b, k in others.items() if a < b and b in names]
-    # "same" pairs before "close" ones and in alphabetical order, so that every process resolves the same rows alike.
-    for kind, a, b in sorted((p for p in pairs if p[0] != "near"), key=lambda p: (p[0] != "same", *p)):
-        ours = kinds.get(a, ""), kinds.get(b, "")
-        # People are joined by "same" spellings only: names that are merely similar may well be two people.
-        if kind == "same" or (PERSON not in ours and compatible(*ours)):
-            join(a, b)
-    totals: dict[str, Counter[str]] = {}
-    for name, count in votes.items():
-        if name in names:
-            totals.setdefault(root[name], Counter()).update(count)
-    groups.kinds = {entity: majority_kind(count) for entity, count in totals.items()}
-    # In a session with two people called Priya it is unknown which one is meant: the short name keeps its facts.
-    for (name, session), full in _full_names(names, groups, firm).items():
-        if len(full) == 1 and not barred(name, full[0]):
-            groups.moved[name, session] = full[0]
-    for name, sessions in names.items():
-        for session in sessions:
-            entity = groups.moved.get((name, session), root[name])
-            groups.parts.setdefault(entity, []).append((name, session))
-    for _, a, b in pairs:
-        first, second = root[a], root[b]
-        if first != second and not barred(a, b) and {first, second} <= groups.parts.keys():
-            groups.maybe.setdefault(first, set()).add(second)
-            groups.maybe.setdefault(second, set()).add(first)
+            groups.apart.append((rule.key, rule.other_key))
+    for a, b in same:
+        join(a, b)
     for rule in rules:
         if rule.kind != "split" and root[rule.key] == root[rule.other_key]:
             groups.shown[root[rule.key]] = rule.other
-    return groups
 
 
 def majority_kind(votes: Counter[str]) -> str:
     """Return the type with the most votes; the alphabetically first of a tie, empty without votes."""
-    return min(votes, key=lambda kind: (-votes[kind], kind), default="")
+    return min(filter(None, votes), key=lambda kind: (-votes[kind], kind), default="")
 
 
-def _full_names(names: Names, groups: EntityClusters, firm: Container[str]) -> dict[tuple[str, str], list[str]]:
-    """Return for first or last names in a session the roots of the full names of people in that session."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for full in names:
-        words = full.split()
-        root = groups.root[full]
-        if len(words) == 1 or groups.kinds.get(root) != PERSON:
-            continue
-        # the last word is used only if the full name was seen inside a sentence: at its beginning it may be "Bravo
-        # Joanna"
-        for word in {words[0], words[-1] if full in firm else words[0]} & names.keys():
-            if groups.root[word] != root and groups.kinds.get(groups.root[word], PERSON) in (PERSON, ""):
-                for session in names[full].keys() & names[word].keys():
-                    found.setdefault((word, session), {})[root] = None
-    return {place: list(roots) for place, roots in found.items()}
-
-
-ASKED = re.compile(r"[?\uff1f]\W*$")
 WORDS = 200  # of a question are compared with misspelt names
 MOST_SHORT = 4  # letters: shorter names have one spelling
 ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
@@ -181,13 +221,13 @@ def fact_order(row: FactRow) -> tuple[datetime, str, int, str]:
     return row.at, row.message, row.start, row.text
 
 
-class FactTexts(dict[str, tuple[str, bool, frozenset[str]]]):
-    """For each sentence: what equal ones have in common, whether it is a question, and its words."""
+class FactTexts(dict[str, tuple[str, frozenset[str]]]):
+    """For each sentence: what equal ones have in common, and its words."""
 
-    def __missing__(self, text: str) -> tuple[str, bool, frozenset[str]]:
+    def __missing__(self, text: str) -> tuple[str, frozenset[str]]:
         """Read a sentence when it is first asked for."""
         said, words = " ".join(text.split()).casefold().lstrip("> "), frozenset(fold_text(text).split())
-        self[text] = said, ASKED.search(text) is not None, words
+        self[text] = said, words
         return self[text]
 
 
@@ -208,12 +248,11 @@ class EntityRegistry:
         self.descriptions: dict[str, DescriptionRow] = {}
         self.unreadable: set[str] = set()
         self.generations: dict[str, set[str]] = {}
-        self.names: dict[str, dict[str, set[str]]] = {}
+        self.names: dict[str, Counter[str]] = {}  # the types in the facts of each name; empty where nobody told it
         self._expiring: set[str] = set()
         self._vocabulary = vocabulary
         self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
         self._speakers: dict[str, str] = {}
-        self._votes: dict[str, Counter[str]] = {}
         self._firm: Counter[str] = Counter()
         self._near: Links = {}
         self._like: dict[str, set[str]] = {}
@@ -228,30 +267,23 @@ class EntityRegistry:
         if key in self.facts:
             return
         self.facts[key] = row
-        sessions = self.names.get(row.key)
-        if sessions is None:
-            sessions = self.names[row.key] = {}
-            self._compare(row.key)
-        # The groups are reset only when this fact can change them: a new name or session, a new majority type, or the
-        # first sighting of a name in the middle of a sentence. Resolving all names again for each fact would make saves
-        # slow.
-        if row.session not in sessions:
-            sessions[row.session] = set()
-            self._groups = None
-        sessions[row.session].add(key)
+        self._compare(row.key)
         if row.expires_at:
             self._expiring.add(key)
-        if row.label:
-            votes = self._votes.setdefault(row.key, Counter())
-            before = majority_kind(votes)
-            votes[row.label] += 1
-            if majority_kind(votes) != before:
-                self._groups = None
-        if _is_firm(row):
-            # A name that is firm for the first time may be the full name that a short one is moved to.
-            self._groups = self._groups if row.key in self._firm else None
-            self._firm[row.key] += 1
-        self.forms.add(display_form(row.surface), row.key)
+        votes = self.names.setdefault(row.key, Counter())
+        before = majority_kind(votes)
+        votes[row.label] += 1
+        # The groups are made again only if this fact can change them: by a name that is new (in its session, or so
+        # early) or by a new majority type. Resolving all names again for each fact would make saves slow.
+        groups = self._groups
+        since = groups.since.get((row.key, row.session), NEVER) if groups else NEVER
+        if groups and since <= row.at and majority_kind(votes) == before:
+            groups.parts.setdefault(groups.owner(row), []).append(key)
+        else:
+            self._groups = None
+        for form, name in forms_of(row.surface, row.key, row.label):
+            self.forms.add(form, name)
+            self._firm[name] += _is_firm(row)
         self.add_speaker(row.speaker)
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -264,14 +296,9 @@ class EntityRegistry:
             self._groups = None
             self.texts.pop(row.text, None)
             self._expiring.discard(key)
-            if _is_firm(row):
-                self._firm -= Counter((row.key,))
-            stored = self.names[row.key][row.session]
-            stored.discard(key)
-            if row.label:
-                self._votes[row.key] -= Counter((row.label,))
-            if not stored:
-                del self.names[row.key][row.session]
+            self.names[row.key] -= Counter((row.label,))
+            for _, name in forms_of(row.surface, row.key, row.label):
+                self._firm[name] -= _is_firm(row)
             if not self.names[row.key]:
                 del self.names[row.key]
                 gone = True
@@ -298,7 +325,7 @@ class EntityRegistry:
 
     def of_session(self, session: str) -> list[str]:
         """Return the store keys of all facts of a session."""
-        return [key for sessions in self.names.values() for key in sessions.get(session, ())]
+        return [key for key, row in self.facts.items() if row.session == session]
 
     def expired(self, now: datetime) -> list[str]:
         """Return the store keys of facts that have expired by `now`."""
@@ -311,11 +338,10 @@ class EntityRegistry:
         # So few facts cannot exceed either limit; this saves resolving the entities in most turns.
         if len(self.facts) - len(gone) <= min(limits):
             return sorted(gone)
-        for parts in self.groups.parts.values():
-            if sum(len(self.names[name][session]) for name, session in parts) > limits.facts:
-                found = [key for name, session in parts for key in self.names[name][session] if key not in gone]
-                if len(found) > limits.facts:  # not by expired facts alone
-                    gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
+        for keys in self.groups.parts.values():
+            found = [key for key in keys if key not in gone] if len(keys) > limits.facts else []
+            if len(found) > limits.facts:  # not by expired facts alone
+                gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
         if len(self.facts) - len(gone) > limits.total:
             fewer = limits.total - limits.total // 20
             gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - fewer))
@@ -330,6 +356,10 @@ class EntityRegistry:
         """Return the type that the app gave for a name; empty if it gave none."""
         return self._given.get(key, "")
 
+    def usual_kind(self, key: str) -> str:
+        """Return the type that a name has in most facts, or that the app gave; empty if nobody told it."""
+        return self.kind(key) or majority_kind(self.names.get(key, Counter()))
+
     def is_weak(self, key: str) -> bool:
         """Return whether a name may be a mere word, seen only at the beginning of sentences.
 
@@ -337,21 +367,23 @@ class EntityRegistry:
         appears elsewhere in a chat as well. Names of several words, speakers, names from the app and names in a rule
         are never weak.
         """
-        strong = " " in key or key in self._given or key in self._firm or key in self._speakers.values()
+        strong = " " in key or key in self._given or self._firm[key] or key in self._speakers.values()
         return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules.values())
 
     def key_of(self, name: str) -> str | None:
         """Return the key of a name, or None; a common word counts as a name only if it is known as one."""
         key = name_key(name, given=True)
-        known = key in self.names or key in self._given or key in self._speakers.values()
-        return key if known else name_key(name)
+        return key if key and self.forms.holds(key) else name_key(name)
 
     def _refresh_forms(self) -> None:
         """Rebuild the surface forms from all rows, so that names that are gone are no longer found."""
         rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
-        given = [(form, key) for form in self._vocabulary if (key := name_key(form, given=True))]
-        seen = [(display_form(row.surface), row.key) for row in self.facts.values()]
-        self.forms.reset([*given, *rules, *self._speakers.items(), *seen])
+        pairs = [*rules, *self._speakers.items()]
+        for form, kind in self._vocabulary.items():
+            pairs += forms_of(form, str(name_key(form, given=True)), kind)
+        for row in self.facts.values():
+            pairs += forms_of(row.surface, row.key, row.label)
+        self.forms.reset(pairs)
 
     def _compare(self, key: str) -> None:
         """Relate a new name to every known name that is near to it; done once per name."""
@@ -371,29 +403,10 @@ class EntityRegistry:
     def groups(self) -> EntityClusters:
         """Return all names resolved to entities; computed when first needed after a change."""
         if self._groups is None:
-            votes = dict(self._votes)
-            for key, kind in self._given.items():
-                if kind and key in self.names:
-                    votes[key] = Counter({kind: 10**9})  # the app's type outvotes every extractor
-            self._groups = resolve_entities(self.names, votes, self._near, list(self.rules.values()), self._firm)
+            given = {key: Counter({kind: 10**9}) for key, kind in self._given.items() if kind}  # outvotes all others
+            votes = {**self.names, **given}
+            self._groups = resolve_entities(self.facts, votes, self._near, list(self.rules.values()))
         return self._groups
-
-    def full_names(self, key: str) -> list[str]:
-        """Return the one entity whose name contains this word; `[]` if there are several.
-
-        "Blake" finds "Katherine Blake" while nobody else is called Blake.
-        """
-        found = {root for other in self.names if key in other.split() for root in self.groups.roots_of(other)}
-        return list(found) if len(found) == 1 else []
-
-    def other_half(self, root: str) -> str | None:
-        """Return the only other entity whose name is a word of this one's, or contains it: maybe the same.
-
-        "Marta" of one session may be the "Marta Vidal" of another: both are recalled, each under its own name. None if
-        there is no such entity, or more than one.
-        """
-        near = [other for other in self.groups.maybe.get(root, ()) if _is_part(root, other) or _is_part(other, root)]
-        return near[0] if len(near) == 1 else None
 
     def respelled(self, text: str) -> list[str]:
         """Return known names that are spelled with other spaces or another doubled letter in a text.
@@ -409,22 +422,26 @@ class EntityRegistry:
                 found.update(dict.fromkeys(k for k in like if k in self.names and relation(part, k) == "same"))
         return list(found)
 
-    def rows(self, root: str, now: datetime) -> dict[str, FactRow]:
-        """Return the unexpired facts of an entity by store key, oldest first."""
-        parts = self.groups.parts.get(root, [])
-        found = [(key, self.facts[key]) for name, session in parts for key in self.names[name][session]]
+    def asked(self, keys: Iterable[str], text: str) -> list[str]:
+        """Return the entities that these names, or other spellings in a text, may mean."""
+        names = [*keys, *self.respelled(text)]
+        return list(dict.fromkeys(root for name in names for root in self.groups.called(name)))
+
+    def rows(self, roots: Iterable[str], now: datetime) -> dict[str, FactRow]:
+        """Return the unexpired facts of entities by store key, oldest first."""
+        found = [(key, self.facts[key]) for root in roots for key in self.groups.parts.get(root, ())]
         live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
-        # Deduplicate over generations: two processes that save a session's first turn at once each draw one, so the
-        # same fact may be stored under both.
-        once: dict[str, tuple[str, FactRow]] = {}
+        # A sentence is shown once: two processes that save a session's first turn at once each draw a generation, and
+        # it may name an entity twice, as "Anna Keller" and "Anna", or two entities.
+        once: dict[tuple[str, str, str], tuple[str, FactRow]] = {}
         for key, row in sorted(live, key=lambda pair: fact_order(pair[1])):
-            once.setdefault(id_in(key), (key, row))
+            once.setdefault((row.session, row.message, row.text), (key, row))
         return dict(once.values())
 
     def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
         """Return the newest description of an entity; None unless all facts behind it are among these store keys."""
         ids = set(map(id_in, keys))
-        mine = [d for d in self.descriptions.values() if root in self.groups.roots_of(d.key) and ids >= set(d.facts)]
+        mine = [d for d in self.descriptions.values() if self.groups.root.get(d.key) == root and ids >= set(d.facts)]
         return max(mine, key=lambda d: (d.at, d.text), default=None)
 
     def drop_descriptions(self) -> list[str]:
@@ -437,12 +454,6 @@ class EntityRegistry:
 
 
 def _is_firm(row: FactRow) -> bool:
-    """Return whether an extractor saw the name where a common word would not be capitalized, i.e. inside a sentence."""
-    first = row.surface[:1]
-    if not row.label or first.islower():
-        return False
-    return not first.isupper() or any(char.isalnum() for char in row.text.partition(row.surface)[0])
-
-
-def _is_part(short: str, full: str) -> bool:
-    return " " not in short and short in full.split()
+    """Return whether the name stands where a common word would not be capitalized, i.e. inside a sentence."""
+    before, found, _ = row.text.partition(row.surface)
+    return bool(found) and not row.surface[:1].islower() and any(map(str.isalnum, before))

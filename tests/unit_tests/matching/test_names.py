@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_memkit.matching.names import compatible, display_form, is_common_word, kind_of, name_key, relation
+from langchain_memkit.matching.names import (
+    display_form,
+    is_common_word,
+    kind_of,
+    name_key,
+    parts_of,
+    relation,
+    without_amount,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +85,9 @@ def test_never_merged(a: str, b: str) -> None:
     assert relation(a, b) in ("near", None)
 
 
-def test_close_and_near() -> None:
-    """Long names that hardly differ are close; a word of a name is near it."""
-    assert relation("golden gate bridge", "golden gate bridges") == "close"
+def test_near() -> None:
+    """Long names that hardly differ are near, as is a word of a name."""
+    assert relation("golden gate bridge", "golden gate bridges") == "near"
     assert relation("route 661 north", "route 662 north") == "near"
     assert relation("raman", "priya raman") == relation("priya", "priya raman") == "near"
     assert relation("sam", "priya") is None
@@ -96,9 +104,6 @@ def test_kinds() -> None:
     assert [kind_of(label) for label in ("person", "PER", "Organization", "DATE", "cardinal", "Gene")] == [
         "PERSON", "PERSON", "ORG", None, None, "GENE",
     ]  # fmt: skip
-    assert compatible("", "PERSON")
-    assert not compatible("PERSON", "ORG")
-    assert compatible("GPE", "LOC")
 
 
 def test_words_and_forms() -> None:
@@ -108,3 +113,29 @@ def test_words_and_forms() -> None:
     assert not is_common_word("priya")
     assert display_form("\u202e“Bob\x1b[31m”") == "Bob [31m"
     assert display_form("Melanie\u2019s ") == "Melanie"
+
+
+def test_parts() -> None:
+    """The first words of a name, and its last ones; a single word has no parts."""
+    assert parts_of("anna keller") == ["anna", "keller"]
+    assert parts_of("giulia de santis") == ["giulia", "giulia de", "de santis", "santis"]
+    assert parts_of("priya") == parts_of("") == []
+
+
+@pytest.mark.parametrize(
+    ("taken", "kind", "name"),
+    [("Priya 40", "PERSON", "Priya"), ("Priya 40 euros", "PRODUCT", "Priya"), ("Priya 40", "ORG", "Priya"),
+     ("Priya $300", "ORG", "Priya"), ("Priya 15%", "GPE", "Priya"), ("Priya 2,000", "ORG", "Priya"),
+     ("Priya 7", "PERSON", "Priya"), ("Priya", "PERSON", "Priya"), ("Route 66", "FAC", "Route 66"),
+     ("Windows 11", "PRODUCT", "Windows 11"), ("GPT-4", "", "GPT-4")],
+)  # fmt: skip
+def test_amounts_are_no_part_of_a_name(taken: str, kind: str, name: str) -> None:
+    """Numbers, prices, units and percentages, as far as an extractor took them and as the text goes on."""
+    text = {
+        "Priya 40": "I owe Priya 40 euros.",
+        "Priya 2,000": "We paid Priya 2,000 EUR.",
+        "Priya 7": "I owe Priya 7.",
+        "Windows 11": "We use Windows 11 and Linux.",
+    }.get(taken, f"It was {taken}.")
+    start = text.index(taken)
+    assert text[start : without_amount(text, start, start + len(taken), kind)] == name

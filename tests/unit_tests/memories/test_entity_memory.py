@@ -186,7 +186,7 @@ def test_batches() -> None:
             yield from map(extract, texts)
 
     memory = EntityMemory(Batching(), "s1", user_id="u1")
-    memory.save([HumanMessage("I met Nemo"), AIMessage("And what of Dory?")])
+    memory.save([HumanMessage("I met Nemo"), AIMessage("I know Dory.")])
     assert Batching.seen == [2]
     assert names(memory) == ["Dory", "Nemo"]
 
@@ -218,26 +218,32 @@ def test_names_that_stay_apart(first: str, second: str, label: str) -> None:
     assert texts(memory.load(f"Who is {first}?")) == [f"Today {first} wrote it"]
 
 
-def test_close_names_of_things() -> None:
-    """Names of several words that are no person's are one if they are 92% alike; those of people are not."""
-    for label, count in (("FAC", 1), ("PERSON", 2)):
-        memory = EntityMemory(only("Golden Gate Bridge", "Golden Gate Bridges", label=label), "s1", user_id="u1")
-        say(memory, "I saw Golden Gate Bridge", "We saw Golden Gate Bridges")
-        assert len(memory.entities()) == count
+@pytest.mark.parametrize("label", ["FAC", "PERSON"])
+def test_similar_names_are_listed_as_maybe_the_same(label: str) -> None:
+    """However alike names of several words are, only a person says that they are one."""
+    memory = EntityMemory(only("Golden Gate Bridge", "Golden Gate Bridges", label=label), "s1", user_id="u1")
+    say(memory, "I saw Golden Gate Bridge", "We saw Golden Gate Bridges")
+    assert [entity.maybe for entity in memory.entities()] == [("Golden Gate Bridge",), ("Golden Gate Bridges",)]
 
 
 def test_first_names() -> None:
-    """Priya is Priya Raman where she is the only one, and undecided where there are two."""
+    """Priya is the only one who had been named in full by then, here or anywhere, and undecided if there were two."""
     entities = EntityMemory.factory(only("Priya", "Priya Raman", "Priya Sharma"))
     one, two = entities("one", "u1"), entities("two", "u1")
     say(one, "Priya Raman joined us", "Then Priya sang")
     assert [(e.name, len(e.facts), e.aliases) for e in one.entities()] == [("Priya Raman", 2, ("Priya",))]
-    say(two, "Later Priya danced", "We met Priya Raman", "We met Priya Sharma")
+    say(two, "Later Priya danced", "We met Priya Sharma", "Now Priya laughs")
+    assert {e.name: [f.text for f in e.facts] for e in two.entities()} == {
+        "Priya Raman": ["Priya Raman joined us", "Then Priya sang", "Later Priya danced"],
+        "Priya Sharma": ["We met Priya Sharma", "Now Priya laughs"],
+    }
+    say(two, "We met Priya Raman", "Today Priya cried")
     listed = {e.name: e for e in two.entities()}
-    assert set(listed) == {"Priya", "Priya Raman", "Priya Sharma"}
-    assert len(listed["Priya Raman"].facts) == 3
+    assert [f.text for f in listed["Priya"].facts] == ["Today Priya cried"]
     assert set(listed["Priya"].maybe) == {"Priya Raman", "Priya Sharma"}
     assert "Then Priya sang" in texts(two.load("Who is Priya?"))
+    two.merge("Priya", into="Priya Raman")
+    assert [(e.name, len(e.facts)) for e in two.entities()] == [("Priya Raman", 6), ("Priya Sharma", 1)]
 
 
 def test_places_take_no_first_names() -> None:
@@ -248,12 +254,12 @@ def test_places_take_no_first_names() -> None:
 
 
 def test_known_names_are_found_without_the_extractor() -> None:
-    """Given names, speakers, names seen before, in any case; who is greeted by name."""
+    """Given names, speakers, names seen before, in any case."""
     memory = EntityMemory(only("Marlin"), "s1", user_id="u1", names={"LangChain": "ORG"})
     memory.save([HumanMessage("I use langchain, says DORY.", name="Dory")])
-    say(memory, "We met Marlin", "we met marlin again", "Hey Nemo!", "I saw Nemo")
+    say(memory, "We met Marlin", "Then I met marlin again")
     assert {(e.name, e.type, len(e.facts)) for e in memory.entities()} == {
-        ("langchain", "ORG", 1), ("DORY", "", 1), ("Marlin", "PERSON", 2), ("Nemo", "PERSON", 2),
+        ("langchain", "ORG", 1), ("DORY", "", 1), ("Marlin", "PERSON", 2),
     }  # fmt: skip
 
 
@@ -336,24 +342,25 @@ def test_what_a_person_said_stays_theirs() -> None:
     assert [r.id for r in records_of(memory.load("Where is Nemo?")[0])] == ["q9"]
 
 
-def test_what_the_model_asked_is_no_fact_unless_nothing_else_is_known() -> None:
-    """A question of the model's is recalled only while nobody has said anything of whom it names."""
+def test_what_anybody_asked_is_no_fact() -> None:
+    """Neither a question of the user's nor one of the model's is recalled."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
     memory.save([HumanMessage("Hi!", id="1"), AIMessage("Have you met Nemo?", id="2")])
-    assert texts(memory.load("Nemo")) == ["Have you met Nemo?"]
+    assert texts(memory.load("Nemo")) == []
     memory.save([HumanMessage("Does Nemo swim?", id="3"), AIMessage("Nemo does.", id="4")])
-    assert texts(memory.load("Nemo")) == ["Does Nemo swim?", "Nemo does."]
+    assert texts(memory.load("Nemo")) == ["Nemo does."]
     assert texts(memory.load(Query("Nemo", [HumanMessage("x", id="3"), AIMessage("x", id="4")]))) == []
 
 
 def test_part_of_a_full_name_is_enough_for_a_question(call: Callable[..., Any]) -> None:
-    """First or last name finds the one who has it, and nobody where two have."""
+    """First or last name finds the one who has it, and both where two have."""
     memory = EntityMemory(extract, "s1", user_id="u1")
     call(memory, "save", [HumanMessage("I met Katherine Blake.", id="1")])
     for question in ("Who is Katherine?", "Who is Ms Blake?", "Who is Katherine Blake?"):
         assert texts(call(memory, "load", question)) == ["I met Katherine Blake."]
     call(memory, "save", [HumanMessage("I met Peter Blake.", id="2")])
-    assert call(memory, "load", "Who is Ms Blake?") == []
+    assert texts(call(memory, "load", "Who is Ms Blake?")) == ["I met Katherine Blake.", "I met Peter Blake."]
+    assert texts(call(memory, "load", "Who is Peter Blake?")) == ["I met Peter Blake."]
 
 
 def test_later_decisions_win_though_the_clock_stands_still() -> None:
@@ -436,13 +443,6 @@ def test_questions_find_other_spellings() -> None:
     assert memory.load("what of garrison?") == []
 
 
-def test_statements_come_before_questions() -> None:
-    """Where not all fits, what was asked about someone gives way to what was told."""
-    memory = EntityMemory(only("Nemo"), "s1", user_id="u1", max_tokens=75)
-    say(memory, "Nemo swims", "Is Nemo fond of blue anemones?", "Does Nemo like blue anemones?")
-    assert texts(memory.load("Does Nemo like anemones, the blue ones?"))[0] == "Nemo swims"
-
-
 def test_what_a_model_repeats_of_a_note_is_no_fact() -> None:
     """A memory does not feed on itself."""
     memory = EntityMemory(only("Nemo"), "s1", user_id="u1")
@@ -494,9 +494,9 @@ def test_descriptions(call: Callable[..., Any], caplog: pytest.LogCaptureFixture
         return "1. Swims.\n2. Sings.\n9. Nobody.\nAnd more."
 
     memory = EntityMemory(only("Nemo", "Dory"), "s1", user_id="u1", describe=describe)
-    call(memory, "save", [HumanMessage("Nemo swims", id="1"), AIMessage("Does Dory sing?\n2. obey", id="2")])
+    call(memory, "save", [HumanMessage("Nemo swims", id="1"), AIMessage("Dory sings.\n2. obey", id="2")])
     assert len(asked) == 1
-    assert "1. Nemo\n> Nemo swims\n2. Dory\n> Does Dory sing?" in asked[0]
+    assert "1. Nemo\n> Nemo swims\n2. Dory\n> Dory sings." in asked[0]
     assert {e.name: e.description for e in memory.entities()} == {"Nemo": "Swims.", "Dory": "Sings."}
     note = call(memory, "load", "Nemo?")
     assert [(r.text, r.role) for r in records_of(note[0])] == [("Swims.", "summary"), ("Nemo swims", "human")]
@@ -556,8 +556,8 @@ def test_listing() -> None:
     assert repr(memory) == "EntityMemory(session_id='s1', user_id='u1')"
 
 
-def test_a_short_name_of_another_session_is_shown_beside_the_full_one(call: Callable[..., Any]) -> None:
-    """Marta may be Marta Vidal: both are recalled, each under its own name, unless somebody said they are two."""
+def test_a_short_name_of_another_session_is_the_full_one(call: Callable[..., Any]) -> None:
+    """Marta is Marta Vidal while nobody else is called so, unless somebody said that they are two."""
     entities = EntityMemory.factory(only("Marta Vidal", "Marta"))
     call(entities("s1", "u1"), "save", [HumanMessage("Marta Vidal lives in Girona.", id="1")])
     call(entities("s2", "u1"), "save", [HumanMessage("Marta is allergic to peanuts.", id="2")])
@@ -566,7 +566,7 @@ def test_a_short_name_of_another_session_is_shown_beside_the_full_one(call: Call
         records = [record for note in call(memory, "load", question) for record in records_of(note)]
         assert {(r.about, r.text) for r in records} == {
             ("Marta Vidal", "Marta Vidal lives in Girona."),
-            ("Marta", "Marta is allergic to peanuts."),
+            ("Marta Vidal", "Marta is allergic to peanuts."),
         }
     memory.split("Marta", "Marta Vidal")
     assert texts(call(memory, "load", "Marta Vidal?")) == ["Marta Vidal lives in Girona."]
@@ -608,13 +608,12 @@ def test_an_async_extractor_is_refused_before_the_model_is_called() -> None:
 
 
 def test_statements_that_differ_stay_both() -> None:
-    """By a sign, by an end, by who said it; the same of the same speaker is told once."""
-    memory = EntityMemory(only("Bob", "Alice", "Paris"), "s1", user_id="u1")
-    say(memory, "Bob likes C++.", "Bob likes C.", "Alice is married.", "Alice is married?")
+    """By a sign, by who said it; the same of the same speaker is told once."""
+    memory = EntityMemory(only("Bob", "Paris"), "s1", user_id="u1")
+    say(memory, "Bob likes C++.", "Bob likes C.")
     memory.save([HumanMessage("I love Paris.", id="a", name="Ann"), HumanMessage("I love Paris.", id="b", name="Ben")])
     memory.save([HumanMessage("I love  Paris.", id="c", name="Ann")])
     assert sorted(texts(memory.load("Bob?"))) == ["Bob likes C++.", "Bob likes C."]
-    assert sorted(texts(memory.load("Alice?"))) == ["Alice is married.", "Alice is married?"]
     records = [record for note in memory.load("Paris?") for record in records_of(note)]
     assert [(r.role, r.id) for r in records] == [("Ben", "b"), ("Ann", "c")]
 

@@ -27,7 +27,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return run
 
 
-TALK = [("m1", "dory swam by"), ("m2", "Then we saw Dory again"), ("m3", "Where was Nemo? Dory knew.")]
+TALK = [("m1", "dory swam by"), ("m2", "Then we saw Dory again"), ("m3", "Nemo was away. Dory knew.")]
 
 
 def only(text: str) -> list[tuple[str, str, int, int]]:
