@@ -50,8 +50,8 @@ def test_pronouns(text: str, about: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Is Bob tall?", "Bob is tall?", 'He said: "Is Bob tall?"', "Bob\uff1f", "who is Bob", "what does Bob do",
-     "where's Bob.", "What is Bob doing.", "how old is Bob", "does Bob sing", "Did your friend see Bob", "isn't Bob tall",
+    ["Is Bob tall?", "Bob is tall?", 'He said: "Is Bob tall?"', "Bob\uff1f", "who is Bob",
+     "what does Bob do", "where's Bob.", "What is Bob doing.", "how old is Bob", "does Bob sing", "Did your friend see Bob", "isn't Bob tall",
      "could you call Bob.", "tell me about Bob.", "Please tell me where Bob lives", "Have you met Bob"],
 )  # fmt: skip
 def test_questions(text: str) -> None:
@@ -61,8 +61,8 @@ def test_questions(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Bob is tall.", "Bob, who is tall, sings.", "What Bob likes is tea.", "When Bob sings, I leave.", "How nice of Bob!",
-     "What a day with Bob!", "had lunch with Bob", "Do call Bob.", "Zed is my dentist", "Tell Bob that I am here.",
+    ["Bob is tall.", "Bob, who is tall, sings.", "What Bob likes is tea.", "When Bob sings, I leave.",
+     "How nice of Bob!", "What a day with Bob!", "had lunch with Bob", "Do call Bob.", "Zed is my dentist", "Tell Bob that I am here.",
      "I wonder. Bob sings."],
 )  # fmt: skip
 def test_statements(text: str) -> None:
@@ -76,7 +76,9 @@ def test_any_text(before: str, after: str) -> None:
     assert all("Bob" in said for said in read(f"{before} Bob {after}"))
 
 
-@pytest.mark.parametrize("text", ["what " + "." * 90_000 + "a Bob", "Bob " + "?" * 90_000 + "a", "Bob. " + "he " * 9_000])
+@pytest.mark.parametrize(
+    "text", ["what " + "." * 90_000 + "a Bob", "Bob " + "?" * 90_000 + "a", "Bob. " + "he " * 9_000]
+)
 def test_hostile_text_takes_little_time(text: str) -> None:
     """No mark and no pronoun makes anything quadratic."""
     assert len(read(text)) <= 2
