@@ -30,8 +30,10 @@ def read(text: str) -> dict[str, list[str]]:
         ("Bob is here. He likes Alice. She waits.", ["Bob", "Alice Bob", "Alice"]),
         ("Bob is here. Alice likes her job.", ["Bob", "Alice"]),
         ("Bob and Alice are here. They sing. She is loud.", ["Alice Bob", "Alice Bob", "Alice"]),
-        ("Bob works at Siemens. They pay well. It is large. He is glad.",
-         ["Bob Siemens", "Bob Siemens", "Siemens", "Bob"]),
+        (
+            "Bob works at Siemens. They pay well. It is large. He is glad.",
+            ["Bob Siemens", "Bob Siemens", "Siemens", "Bob"],
+        ),
         ("Alice lives in Oslo. It is cold. She freezes. They all do.", ["Alice Oslo", "Oslo", "Alice", "Alice"]),
         ("My aunt lives in Oslo. She is a nurse.", ["Oslo", "-"]),
         ("My uncle is Klaus. He snores.", ["Klaus", "Klaus"]),
@@ -40,7 +42,7 @@ def read(text: str) -> dict[str, list[str]]:
         ("We went to Zed. It was full.", ["Zed", "Zed"]),
         ("He sings. Bob does not.", ["-", "Bob"]),
     ],
-)  # fmt: skip
+)
 def test_pronouns(text: str, about: list[str]) -> None:
     """A pronoun means the last name that it may stand for, until a sentence without pronouns."""
     sentences = re.findall(r"[^.]+\.", text)
@@ -50,10 +52,25 @@ def test_pronouns(text: str, about: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Is Bob tall?", "Bob is tall?", 'He said: "Is Bob tall?"', "Bob\uff1f", "who is Bob",
-     "what does Bob do", "where's Bob.", "What is Bob doing.", "how old is Bob", "does Bob sing", "Did your friend see Bob", "isn't Bob tall",
-     "could you call Bob.", "tell me about Bob.", "Please tell me where Bob lives", "Have you met Bob"],
-)  # fmt: skip
+    [
+        "Is Bob tall?",
+        "Bob is tall?",
+        'He said: "Is Bob tall?"',
+        "Bob\uff1f",
+        "who is Bob",
+        "what does Bob do",
+        "where's Bob.",
+        "What is Bob doing.",
+        "how old is Bob",
+        "does Bob sing",
+        "Did your friend see Bob",
+        "isn't Bob tall",
+        "could you call Bob.",
+        "tell me about Bob.",
+        "Please tell me where Bob lives",
+        "Have you met Bob",
+    ],
+)
 def test_questions(text: str) -> None:
     """By a mark, or by how they begin."""
     assert read(text) == {}
@@ -61,10 +78,20 @@ def test_questions(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Bob is tall.", "Bob, who is tall, sings.", "What Bob likes is tea.", "When Bob sings, I leave.",
-     "How nice of Bob!", "What a day with Bob!", "had lunch with Bob", "Do call Bob.", "Zed is my dentist", "Tell Bob that I am here.",
-     "I wonder. Bob sings."],
-)  # fmt: skip
+    [
+        "Bob is tall.",
+        "Bob, who is tall, sings.",
+        "What Bob likes is tea.",
+        "When Bob sings, I leave.",
+        "How nice of Bob!",
+        "What a day with Bob!",
+        "had lunch with Bob",
+        "Do call Bob.",
+        "Zed is my dentist",
+        "Tell Bob that I am here.",
+        "I wonder. Bob sings.",
+    ],
+)
 def test_statements(text: str) -> None:
     """What begins like a question and ends like a statement, orders, and what begins with a name."""
     assert len(read(text)) == 1
