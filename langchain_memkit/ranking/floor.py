@@ -14,9 +14,9 @@ FLOOR = 1.25
 def related(ranked: Iterable[Ranked], question: Question, floor: float | None, few: int = 3) -> Iterator[Ranked]:
     """Choose the records that are related to a question: those that score at least `floor`, each by itself.
 
-    What a record has of its neighbours or of its day is not enough: without these it must score a fifth of the floor,
-    unless the question names its day. Where the question says "I" or "my", half of the floor, without these, is enough
-    for the user's best statements, since people ask for what they once told in other words.
+    What a record has of its neighbours is not enough: without that it must score a fifth of the floor. Where the question
+    says "I" or "my", half of the floor, without that, is enough for the user's best statements, since people ask for
+    what they once told in other words.
 
     Args:
         ranked: Records, best first.
@@ -33,7 +33,7 @@ def related(ranked: Iterable[Ranked], question: Question, floor: float | None, f
         >>> from langchain_memkit.ranking.question import read_question
         >>> from langchain_memkit.ranking.records import index_record_of
         >>> record = index_record_of(Document("x", id="1"))
-        >>> found = [Ranked(record, score, {"date": 0.0}, score, True, (0,)) for score in (2.0, 0.7, 0.1)]
+        >>> found = [Ranked(record, score, {}, score, True, (0,)) for score in (2.0, 0.7, 0.1)]
         >>> asks = [read_question(text, datetime.now(UTC)) for text in ("Who won?", "Where do I live?")]
         >>> [[one.score for one in related(found, question, floor=1.0)] for question in asks]
         [[2.0], [2.0, 0.7]]
@@ -47,7 +47,7 @@ def related(ranked: Iterable[Ranked], question: Question, floor: float | None, f
         is_high = record.score >= floor
         if not is_high and (record.score < least or statements >= few):
             return
-        by_itself = record.own + record.parts["date"] >= floor / 5
+        by_itself = record.own >= floor / 5
         is_statement = record.states and record.own >= least and statements < few
         if (is_high and by_itself) or is_statement:
             statements += record.states

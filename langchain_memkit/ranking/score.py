@@ -128,7 +128,7 @@ class Ranked(NamedTuple):
     entry: IndexRecord
     score: float  # higher is better
     parts: Mapping[str, float]  # the summands of the score, by name of the weight
-    own: float  # the score without what it has of its neighbours, and of its day
+    own: float  # the score without what it has of its neighbours
     states: bool  # whether somebody whom the question asks about states something in it
     shown: tuple[int, ...]  # ascending indices of `entry.said`, at least one: the messages to show
 
@@ -192,7 +192,7 @@ def best_first(
         first, size = int(view.first[i]), len(entry.said)
         shown = tuple(j for j in range(size) if asked.names and worth[first + j]) or tuple(range(size))
         states = bool(voices.states[i])
-        borrowed = part["neighbours"] * (1 + ranking.speaker * states) + part["date"]
+        borrowed = part["neighbours"] * (1 + ranking.speaker * states)
         return Ranked(entry, sum(row), part, sum(row) - borrowed, states, shown)
 
     best = _best(view, np.where(likely, scores, -np.inf), question.now, ranking.candidates, keep)
