@@ -14,9 +14,9 @@ FLOOR = 1.25
 def related(ranked: Iterable[Ranked], question: Question, floor: float | None, few: int = 3) -> Iterator[Ranked]:
     """Choose the records that are related to a question: those that score at least `floor`, each by itself.
 
-    What a record has of its neighbours is not enough: without that it must score a fifth of the floor. Where the question
-    says "I" or "my", half of the floor, without that, is enough for the user's best statements, since people ask for
-    what they once told in other words.
+    What a record has of its neighbours is not enough: without that it must score a fifth of the floor. Where the
+    question says "I" or "my", half of the floor, without that, is enough for the user's best statements, since people
+    ask for what they once told in other words.
 
     Args:
         ranked: Records, best first.
