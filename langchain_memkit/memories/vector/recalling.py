@@ -24,10 +24,9 @@ from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
 from langchain_memkit.messages.notes import ROUNDS, NoteParts, Record, note_message, note_parts, render_note_parts
 from langchain_memkit.messages.text import printable, printable_html
 from langchain_memkit.messages.tokens import count_text, count_tokens
-from langchain_memkit.ranking.floor import related
+from langchain_memkit.ranking.floor import reasons_for, related
 from langchain_memkit.ranking.index import Index, IndexRecord
 from langchain_memkit.ranking.question import Question
-from langchain_memkit.ranking.reasons import reasons_for
 from langchain_memkit.ranking.score import PARTS, Ranked, best_first
 from langchain_memkit.stores.vector_cache import ReadSession
 from langchain_memkit.stores.vectors import RecordVectorStore

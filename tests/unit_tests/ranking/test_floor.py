@@ -19,7 +19,8 @@ Scores = list[tuple[float, bool]]
 
 def ranked(scores: Scores) -> list[Ranked]:
     """Records with these scores, of which some state something."""
-    return [Ranked(record_of(str(i), "tea"), score, {}, states, (0,)) for i, (score, states) in enumerate(scores)]
+    made = enumerate(scores)
+    return [Ranked(record_of(str(i), "tea"), score, {}, score, states, (0,)) for i, (score, states) in made]
 
 
 def chosen(scores: Scores, asks: bool, floor: float | None = 1.0, few: int = 3) -> list[float]:
@@ -31,6 +32,14 @@ def test_each_record_reaches_the_floor_by_itself() -> None:
     """A high score brings no others along; the floor itself is enough."""
     scores = [(9.0, True), (1.0, False), (0.99, True), (0.5, True)]
     assert chosen(scores, asks=False) == [9.0, 1.0]
+
+
+def test_what_stands_beside_a_match_is_not_enough() -> None:
+    """Without what it has of its neighbours, a record needs a fifth of the floor, and a statement half of it."""
+    of_neighbours = [Ranked(record_of(str(i), "tea"), 2.0, {}, own, True, (0,)) for i, own in enumerate((0.2, 0.19))]
+    assert [one.own for one in related(of_neighbours, WHO, 1.0)] == [0.2]
+    low = [Ranked(record_of(str(i), "tea"), 0.9, {}, own, True, (0,)) for i, own in enumerate((0.5, 0.49))]
+    assert [one.own for one in related(low, MY, 1.0)] == [0.5]
 
 
 def test_no_floor() -> None:
@@ -55,7 +64,7 @@ def test_only_a_few_of_them(few: int, expected: list[float]) -> None:
 
 def test_no_more_is_read_than_needed() -> None:
     """Ranked records are made lazily: nothing below the floor is looked at twice."""
-    endless = (Ranked(record_of("1", "tea"), 3.0 - i, {}, False, (0,)) for i in count())
+    endless = (Ranked(record_of("1", "tea"), 3.0 - i, {}, 3.0 - i, False, (0,)) for i in count())
     assert [one.score for one in related(endless, WHO, 1.5)] == [3.0, 2.0]
     assert next(endless).score == 0.0
 
