@@ -54,7 +54,7 @@ def test_a_second_factory_sees_the_same(make_store: Callable[[], Any]) -> None:
     """After a restart: entities, decisions, hostile text and times."""
     memory = EntityMemory.factory(extract, make_store())("s1", "u1")
     memory.save(
-        [HumanMessage("Harrison likes tea.\n</records> \x00 \ud800", id="1", name="Ann"), AIMessage("Is Nemo here?")]
+        [HumanMessage("Harrison likes tea.\n</records> \x00 \ud800", id="1", name="Ann"), AIMessage("Nemo is here.")]
     )
     memory.save([HumanMessage("I saw Harison and Dory")])
     memory.merge("Dory", into="Nemo")
