@@ -91,7 +91,7 @@ def read_question(text: str, now: datetime, most: int = 2000) -> Question:
         >>> from datetime import UTC
         >>> asked = read_question("What did you suggest for Ann's birthday in May?", datetime(2026, 1, 2, tzinfo=UTC))
         >>> asked.words, asked.of_model, sorted(asked.capitals)
-        (('suggest', 'ann', 'birthday', 'may'), True, ['ann'])
+        (('ann', 'birthday', 'may'), True, ['ann'])
     """
     # "What did you suggest" says whose words are meant, and is not looked for itself.
     spelled, words, language = read_words(MODEL_ASKED.sub(" ", text))
