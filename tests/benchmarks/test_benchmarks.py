@@ -381,7 +381,7 @@ def test_the_committed_followups_result_is_of_a_full_run() -> None:
     assert {(row["masked"], row["more"]) for row in rows} == set(product((True, False), (0, 1_000)))
     assert set(FOLLOWUP_SYSTEMS) == {row["system"] for row in rows}
     barred = [ratio for ratio in result["ratios"] if "bar" in ratio]
-    assert {ratio["bar"] for ratio in barred} >= {">= 0.62", ">= 0.75", ">= 0.70", ">= 0.85", ">= -0.01", ">= 0.95"}
+    assert {ratio["bar"] for ratio in barred} >= {">= 0.62", ">= 0.75", ">= 0.70", ">= 0.85", ">= -0.01"}
     assert all(ratio["holds"] for ratio in barred)
 
 
