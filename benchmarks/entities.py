@@ -6,8 +6,9 @@ docs/benchmarks.md says what is compared. Besides:
   `MEMKIT_LOCOMO`), which is no part of this project; without one, from a talk of 600 messages that is made here.
 - Recall by name: of the messages that name a participant (as a word, in any case) in a sentence that does not end with
   a question mark, how many are stored under that participant. Any key counts that is the name in any case, with or
-  without 's; of memkit, any other spelling of an entity. Keys that are dates or numbers are counted by two tests: what spaCy takes them for (of memkit: what the full
-  pipeline sees where most mentions stand), and whether their words say nothing else.
+  without 's; of memkit, any other spelling of an entity. Keys that are dates or numbers are counted by two tests: what
+  spaCy takes them for (of memkit: what the full pipeline sees where most mentions stand), and whether their words say
+  nothing else.
 - Characters injected: what would stand in the prompt; of memkit with its frame, speakers and dates.
 - Time, in alternating order, median of the runs: saving one by one, questions, names alone, and making all anew from a
   history (`rebuild`), which the guide's class cannot. A run takes all messages of all conversations. No memory that
