@@ -418,6 +418,6 @@ def test_nothing_stays_behind_who_deletes_the_owner(server: Any, database: str) 
                     pass
                 store.mdelete(["owner"])
                 store.mdelete(list(store.yield_keys(prefix="fact/")))
-                # Of the ten writes that were read at least, each writer's last may have met the deletion and been withdrawn.
+                # Ten writes were read, of which each writer's last may have met the deletion and been withdrawn.
                 assert sum(count.result() for count in counts) >= 10 - len(counts)
             assert list(store.yield_keys()) == []
