@@ -32,6 +32,7 @@ from langchain_memkit.messages.tokens import approximate_tokens, count_tokens, c
 from langchain_memkit.messages.trimming import batch_op, cut_tail, is_user_message
 from langchain_memkit.stores import history_rows, sessions
 from langchain_memkit.stores.backend import StoreBackend
+from langchain_memkit.stores.changes import Changes, Place
 from langchain_memkit.stores.history_rows import (
     Batch,
     Page,
@@ -426,6 +427,57 @@ class TurnStore(StoreBackend, ABC):
         """
         raise self._lacks("keeps no summaries", "drop_summaries")
 
+    @property
+    def keeps_index(self) -> bool:
+        """Whether rows keep what was derived from them, and tell when they changed; False by default.
+
+        A store that says so stores `TurnRow.index` in the same step as the row, deletes it with the row, copies it with
+        a fork, and overrides the three methods that follow. Memories of such histories need no store of their own.
+        """
+        return False
+
+    async def changes(self, user_id: str, since: Any, names: Sequence[str], limit: int, slack: float = 0) -> Changes:
+        """Read the rows of a user that changed since a mark, in all sessions, in the order in which they changed.
+
+        A row changes when it is stored, hidden, shown again, given an index, copied or erased. Tombstones are rows as
+        well, that of a purge under an empty session id. Damaged rows are left out.
+
+        Args:
+            user_id: The user; not empty.
+            since: The mark that the page before returned; None for the beginning.
+            names: The names of indexes to return with the rows.
+            limit: The greatest number of rows of a page, as far as the store can end one there.
+            slack: Seconds before the mark from which on rows are read again, for a store whose order is not that in
+                which its writes became visible.
+
+        Returns:
+            The rows, each once and as it is now, and the mark from which the next look goes on.
+        """
+        raise self._lacks("keep no index of turns", "changes")
+
+    async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
+        """Read turns of a user by session and position.
+
+        Args:
+            user_id: The user; not empty.
+            places: The places.
+
+        Returns:
+            The turns that are stored there, each with its session, in any order; not whether they are shown.
+        """
+        raise self._lacks("keep no index of turns", "turns_at")
+
+    async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
+        """Store what was derived from turns that are stored already.
+
+        Args:
+            user_id: The user; not empty.
+            name: The name of the index: letters, digits and `_`.
+            made: For each turn its place, its op, and the data. Of a turn that was erased meanwhile, so that the place
+                is empty or holds another op, nothing is stored.
+        """
+        raise self._lacks("keep no index of turns", "keep_index")
+
     def storable(self, messages: Sequence[BaseMessage]) -> Storable:
         """Encode messages, without metadata that the store could not bring back equal; no I/O.
 
@@ -808,6 +860,7 @@ class TurnHistory(BaseChatMessageHistory):
         head: base.SessionHead | None = None,
         replaces: int | None = None,
         trace: Mapping[str, Any] | None = None,
+        index: Mapping[str, bytes] | None = None,
     ) -> int:
         """Append one turn: all of it or nothing, and only once.
 
@@ -827,6 +880,8 @@ class TurnHistory(BaseChatMessageHistory):
                 replace none. `edit` is simpler.
             trace: What the models of the turn were given, as plain data of JSON's types, to be stored with it. One that
                 cannot be stored is left out and logged: it never costs the turn.
+            index: What memories have derived from the turn, by the name of the index, to be stored and erased with it.
+                It is left out where the turn becomes several rows, and by a store that keeps none.
 
         Returns:
             The position of the turn; 0 for an empty batch, of which nothing is stored.
@@ -847,7 +902,7 @@ class TurnHistory(BaseChatMessageHistory):
             >>> history.append_turn(turn, turn_id="t1"), history.append_turn(turn, turn_id="t1")
             (1, 1)
         """
-        batch = self._batch(messages, turn_id, replaces, trace)
+        batch = self._batch(messages, turn_id, replaces, trace, index)
         return self._store.run(self._append(batch, expected_seq, ReadVersion(epoch, since, head)))
 
     async def aappend_turn(
@@ -861,9 +916,10 @@ class TurnHistory(BaseChatMessageHistory):
         head: base.SessionHead | None = None,
         replaces: int | None = None,
         trace: Mapping[str, Any] | None = None,
+        index: Mapping[str, bytes] | None = None,
     ) -> int:
         """Run `append_turn` asynchronously."""
-        batch = await self._abatch(messages, turn_id, replaces, trace)
+        batch = await self._abatch(messages, turn_id, replaces, trace, index)
         return await self._store.arun(self._append(batch, expected_seq, ReadVersion(epoch, since, head)))
 
     def edit(self, seq: int, messages: Sequence[BaseMessage], *, turn_id: str | None = None) -> int:
@@ -1035,7 +1091,12 @@ class TurnHistory(BaseChatMessageHistory):
     # -- flows
 
     def _batch(
-        self, messages: Sequence[BaseMessage], turn_id: str | None, replaces: int | None, trace: Any = None
+        self,
+        messages: Sequence[BaseMessage],
+        turn_id: str | None,
+        replaces: int | None,
+        trace: Any = None,
+        index: Mapping[str, bytes] | None = None,
     ) -> Batch:
         if replaces is not None:
             self._store.check_edits()
@@ -1043,13 +1104,15 @@ class TurnHistory(BaseChatMessageHistory):
                 raise self._not_shown(replaces)
         store = self._store
         batch = history_rows.prepare_batch(messages, turn_id, self.token_counter, replaces, store.storable)
-        told = history_rows.encode_trace(trace) if trace and batch.rows else None
-        return batch if told is None else replace(batch, rows=[replace(batch.rows[0], trace=told), *batch.rows[1:]])
+        if not batch.rows:
+            return batch
+        first, *others = batch.rows
+        told = history_rows.encode_trace(trace) if trace else None
+        derived = index if index and store.keeps_index and not others else {}
+        return replace(batch, rows=[replace(first, trace=told, index=derived), *others])
 
-    async def _abatch(
-        self, messages: Sequence[BaseMessage], turn_id: str | None, replaces: int | None, trace: Any = None
-    ) -> Batch:
-        work = partial(self._batch, messages, turn_id, replaces, trace)
+    async def _abatch(self, messages: Sequence[BaseMessage], *given: Any) -> Batch:
+        work = partial(self._batch, messages, *given)
         # Encoding many messages, or a token counter that may do I/O, would block the event loop.
         is_quick = isinstance(messages, list) and len(messages) <= INLINE and self.token_counter is approximate_tokens
         return work() if is_quick else await asyncio.to_thread(work)
@@ -1060,10 +1123,10 @@ class TurnHistory(BaseChatMessageHistory):
         try:
             return await self._store.append(self._scope, batch, expected_seq, seen)
         except errors.MessageTooLargeError:
-            if not any(row.trace for row in batch.rows):
+            if not any(row.trace or row.index for row in batch.rows):
                 raise
-        logger.warning("the trace of a turn is not stored: there is no room beside its messages")
-        bare = replace(batch, rows=[replace(row, trace=None) for row in batch.rows])
+        logger.warning("trace and index of a turn are not stored: there is no room beside its messages")
+        bare = replace(batch, rows=[replace(row, trace=None, index={}) for row in batch.rows])
         return await self._store.append(self._scope, bare, expected_seq, seen)
 
     def _not_shown(self, seq: int, **context: Any) -> HistoryConflictError:

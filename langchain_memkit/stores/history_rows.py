@@ -7,7 +7,7 @@ import math
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,7 +40,7 @@ class TurnRow:
     """One document or row to store: encoded messages with their token counts.
 
     With `replaces` it hides every row of the session from that position up to its own. One without messages takes such
-    an edit back, whose position it replaces.
+    an edit back, whose position it replaces. `index` holds what was derived from the messages, by name.
     """
 
     op: str
@@ -51,6 +51,7 @@ class TurnRow:
     is_deleted: bool = False
     replaces: int | None = None
     trace: Mapping[str, Any] | None = None
+    index: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 To test a history of your own, subclass `ChatMessageHistoryContract` (or `LangChainHistoryContract` if it has only
 LangChain's methods) and give it a `make_history` fixture; pytest runs every case in both call styles.
-`SessionListContract` tests lists of sessions, their titles and the search, with the same fixture.
+`SessionListContract` tests lists of sessions, their titles and the search, with the same fixture, and
+`ChangesContract` what a store tells that keeps an index of its turns.
 `KeyValueStoreContract` does the same for key-value stores and `VectorStoreContract` for vector stores with memkit's own
 interface, with a `make_store` fixture, and `MemoryContract` for memories, with `make_memory`.
 """
@@ -17,6 +18,7 @@ from langchain_memkit.errors import missing_name
 from langchain_memkit.testing.fakes import FakeChatModel, FrozenClock
 
 if TYPE_CHECKING:
+    from langchain_memkit.testing.changes import ChangesContract
     from langchain_memkit.testing.histories import ChatMessageHistoryContract
     from langchain_memkit.testing.key_value import KeyValueStoreContract
     from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from langchain_memkit.testing.vectors import VectorStoreContract
 
 __all__ = [
+    "ChangesContract",
     "ChatMessageHistoryContract",
     "FakeChatModel",
     "FrozenClock",
@@ -37,6 +40,7 @@ __all__ = [
 
 # Loaded on first use, since they need pytest, which a program that uses only the fakes may not have.
 _LAZY = {
+    "ChangesContract": f"{__name__}.changes",
     "ChatMessageHistoryContract": f"{__name__}.histories",
     "KeyValueStoreContract": f"{__name__}.key_value",
     "LangChainHistoryContract": f"{__name__}.langchain_histories",

@@ -25,6 +25,7 @@ from langchain_memkit.errors import (
 )
 from langchain_memkit.messages.codec import LEFT_OUT
 from langchain_memkit.testing._styles import Call
+from langchain_memkit.testing.changes import ChangesContract
 from langchain_memkit.testing.histories import ChatMessageHistoryContract
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange, text_of_each
 from langchain_memkit.testing.sessions import SessionListContract
@@ -89,7 +90,7 @@ def _check_newest(got: HistoryMessages, everything: HistoryMessages, least: int,
     assert begin == 0 or everything.turns[begin - 1].seq != everything.turns[begin].seq
 
 
-class HistoryCases(SessionListContract, ChatMessageHistoryContract):
+class HistoryCases(SessionListContract, ChangesContract, ChatMessageHistoryContract):
     """The contract, and these cases; the fixture is the contract's."""
 
     @pytest.mark.parametrize("bad", HOSTILE_IDS, ids=repr)

@@ -27,6 +27,7 @@ from langchain_core.messages import (
 
 from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages import cut_tail
+from langchain_memkit.testing.changes import Reader
 from langchain_memkit.testing.langchain_histories import MakeHistory
 from testkit.examples import examples
 
@@ -115,10 +116,12 @@ class HistoryPropertiesContract:
         def check(steps: list[tuple[str, int]]) -> None:
             user = str(uuid4())
             history: Any = make_history(str(uuid4()), user)
+            reader = Reader(history)
             shown, count, deleted = list[int](), 0, set[int]()
             before: dict[int, list[int]] = {}  # what was shown before each edit
             for step, n in steps:
                 told = [seq for seq in shown if seq not in deleted]
+                assert [seq for _, seq, _ in reader.shown()] == told
                 if step == "u":
                     newest = max((seq for seq in shown if seq in before), default=None)
                     assert history.undo_edit() is (newest is not None)
@@ -138,6 +141,7 @@ class HistoryPropertiesContract:
                     shown = [*shown, count]
                     assert history.append_turn([HumanMessage(str(count), id=str(count))]) == count
             told = [seq for seq in shown if seq not in deleted]
+            assert [seq for _, seq, _ in reader.shown()] == [seq for _, seq, _ in Reader(history).shown()] == told
             assert [int(m.text) for m in history.messages] == told
             assert [turn.seq for turn in history.iter_turns()] == told
             assert [int(text) for text in history.last_questions(99)] == told[::-1]

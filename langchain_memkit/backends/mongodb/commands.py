@@ -51,6 +51,7 @@ LEAST = 0.05  # seconds before a deadline in which no new try begins, because th
 BATCH = 500  # documents in one command
 MAX_AUTO_INDEX = 100_000  # documents of a collection that is indexed without being asked
 LISTING = "memkit_by_time"  # the index that is only for lists and searches
+CHANGES = "memkit_changes"  # and the one that is only for memories
 NOT_IN_NAMES = (frozenset('/\\. "$\x00'), frozenset("$\x00"))  # of databases, of collections
 
 
@@ -257,8 +258,10 @@ class Runner(StoreBackend, Generic[S]):
                 if getattr(error.__cause__, "code", None) != NO_SUCH_HINT:
                     raise
                 if built:
-                    lacks = f"collection {'.'.join(self.settings.names)} lacks the index {LISTING}"
-                    msg = f"{lacks}, for pages of sessions and searches: run {self.setup_call} once"
+                    models = [model.document for model in self.index_models()]
+                    name = next(model["name"] for model in models if list(model["key"].items()) == keys)
+                    lacks = f"collection {'.'.join(self.settings.names)} lacks the index {name}"
+                    msg = f"{lacks}, for pages of sessions, searches and memories: run {self.setup_call} once"
                     raise ConfigurationError(msg) from error
             with self.reading():
                 await self.ensure(again=True)
@@ -386,7 +389,8 @@ class Runner(StoreBackend, Generic[S]):
         build = bool(missing) and (settings.create_index or forced)
         if build and not forced:
             count = await self.command(lambda c: c.estimated_document_count(), settings.timeout)
-            missing = [model for model in missing if count <= MAX_AUTO_INDEX or model.document["name"] != LISTING]
+            small = count <= MAX_AUTO_INDEX
+            missing = [model for model in missing if small or model.document["name"] not in (LISTING, CHANGES)]
             if missing and count > MAX_AUTO_INDEX:
                 why = f"holds {count:,} documents and lacks the indexes {names}"
                 msg = f"{collection} {why}. Building them takes a while: run {self.setup_call} once."

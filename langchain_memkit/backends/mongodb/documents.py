@@ -14,11 +14,12 @@ from bson.errors import InvalidId
 from pymongo import ASCENDING, IndexModel
 
 from langchain_memkit.backends.mongodb.clients import BsonDict, scope_filter
-from langchain_memkit.backends.mongodb.commands import LISTING, Settings
+from langchain_memkit.backends.mongodb.commands import CHANGES, LISTING, Settings
 from langchain_memkit.base import EndKind, ListPosition, SessionHead, TokenCounter, Turn
 from langchain_memkit.errors import MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, decode_legacy_message
 from langchain_memkit.messages.tokens import count_tokens, counter_name
+from langchain_memkit.stores.changes import ChangedRow, Place, RowKind
 from langchain_memkit.stores.history_rows import MARKER_TTL, MOST, Edit, SessionScope, TurnRow
 from langchain_memkit.stores.sessions import SessionQuery
 
@@ -27,13 +28,21 @@ MARKERS = ["clear", "purge", "void", "opening"]
 """Kinds of documents that expire: clear and purge markers, voided turns, and a user's opening document."""
 NO_TURNS = [*MARKERS, "undo", "summary"]
 """Kinds of documents without messages: those, what takes an edit back, and summaries."""
+ROW_KINDS: dict[object, RowKind] = {
+    "turn": "turn",
+    "undo": "undo",
+    "clear": "tombstone",
+    "purge": "tombstone",
+    "void": "erased",
+}
+"""What documents are in the order of changes."""
 APART = ["clear", "session"]
 """Kinds of documents that a list of sessions needs beside the turns: tombstones, and titles with metadata."""
 SHOWN = {"isDeleted": {"$ne": True}, "isActive": {"$ne": False}}
 """Filter that leaves out soft-deleted documents."""
 FIELDS = (
     "_id", "user_id", "session_id", "seq", "v", "kind", "epoch", "base", "op", "createdAt", "storedAt", "expiresAt",
-    "messages", "tokens", "token_counter", "replaces", "trace", "isActive", "isDeleted",
+    "messages", "tokens", "token_counter", "replaces", "trace", "isActive", "isDeleted", "changed", "index",
 )  # fmt: skip
 OURS = {"seq": {"$exists": True}}
 """Filter for memkit's documents, which rows of langchain-mongodb do not match; the unique indexes are partial on it."""
@@ -47,6 +56,16 @@ SUMMARIES = {"$in": [SUMMARY, UNFINISHED]}
 """Condition on the positions of both."""
 BY_TIME = [("user_id", 1), ("createdAt", -1), ("session_id", 1), ("seq", -1)]
 """Keys of the index by which sessions are listed and searched; a turn needs it neither to be read nor stored."""
+BY_CHANGE = [("user_id", 1), ("changed", 1), ("session_id", 1), ("seq", 1)]
+"""Keys of the index by which memories learn what changed."""
+NOW = Timestamp(0, 0)
+"""What the server replaces with its own time, at the top level of a document that is inserted."""
+CHANGES_NOW = {"$currentDate": {"changed": {"$type": "timestamp"}}}
+"""Part of an update by which the server notes its time. A pipeline has no such thing: `$$NOW` is a date, and a server
+without replication may not know `$$CLUSTER_TIME`, after a restart for one."""
+CHANGED = ("session_id", "seq", "op", "kind", "epoch", "base", "replaces", "createdAt", "expiresAt", "changed",
+    "isActive", "isDeleted")  # fmt: skip
+"""Fields of a document that tell what changed."""
 NO_TEXT = ("int", "long", "double", "objectId")
 """Types of session ids in langchain-mongodb's rows that are read by `str` of the id."""
 EDITS = {"replaces": {"$gt": 0}}
@@ -116,6 +135,7 @@ def index_models(session_id_key: str, index_kwargs: Mapping[str, Any]) -> list[I
         IndexModel(scope, name="memkit_shard_key"),
         IndexModel([("expiresAt", ASCENDING)], expireAfterSeconds=0, name="memkit_ttl", **partial),
         IndexModel(BY_TIME, name=LISTING, **partial),
+        IndexModel(BY_CHANGE, name=CHANGES, **partial),
         legacy_index(session_id_key, index_kwargs),
     ]
 
@@ -142,12 +162,13 @@ def turn_document(
         "epoch": head.epoch,
         "base": head.base,
         "v": FORMAT_VERSION,
+        "changed": NOW,
     }
     # An import keeps its dates, and a client's clock may be slow: then `createdAt` does not tell when the turn was
     # stored, which a clear has to know. The server replaces an empty timestamp with its own time.
     if now < server_now - CLOCKS:
-        document["storedAt"] = Timestamp(0, 0)
-    marks = {"replaces": row.replaces, "isDeleted": row.is_deleted, "trace": row.trace}
+        document["storedAt"] = NOW
+    marks = {"replaces": row.replaces, "isDeleted": row.is_deleted, "trace": row.trace, "index": dict(row.index)}
     return {**document, **expiry(row, now, settings), **{name: mark for name, mark in marks.items() if mark}}
 
 
@@ -282,8 +303,9 @@ def voided(epoch: int) -> list[BsonDict]:
     """Build the update pipeline that empties the turns before a tombstone; their positions stay, for late writers."""
     # The `op` gives way to one made of the position, because the same turn may be stored once more after the clear.
     # `base` stays as it was: with the tombstone's base, turns stored after the tombstone expired would count as void.
+    # `changed` stays since the tombstone tells that they are void.
     name = {"$convert": {"input": "$seq", "to": "string", "onError": {"$toString": "$_id"}}}
-    kept = {field: f"${field}" for field in ("_id", "user_id", "session_id", "seq", "base")}
+    kept = {field: f"${field}" for field in ("_id", "user_id", "session_id", "seq", "base", "changed")}
     made = {"op": {"$concat": ["void:", name]}, "kind": "void", "epoch": {"$literal": epoch}, "v": FORMAT_VERSION}
     return [{"$replaceWith": {**kept, **made, "expiresAt": IN_TWO_HOURS}}]
 
@@ -345,6 +367,54 @@ def position(seq: object) -> int:
         return max(map(position, seq), default=0)
     number = seq.to_decimal() if isinstance(seq, Decimal128) else seq
     return int(number) if isinstance(number, (int, float, Decimal)) else 0
+
+
+def changed_row(document: BsonDict) -> ChangedRow | None:
+    """Return what a document with the fields `CHANGED` tells; None if it is damaged, or holds neither turn nor mark."""
+    seq, epoch, base = (document.get(name) for name in ("seq", "epoch", "base"))
+    kind = ROW_KINDS.get(document.get("kind", "turn"))
+    is_sound = all(isinstance(number, int) for number in (seq, epoch, base))
+    if kind is None or not is_sound or not isinstance(document.get("session_id"), str):
+        return None
+    replaces, index = document.get("replaces"), document.get("index")
+    return ChangedRow(
+        document["session_id"],
+        int(document["seq"]),
+        str(document.get("op")),
+        kind,
+        int(document["epoch"]),
+        int(document["base"]),
+        is_deleted=document.get("isDeleted") is True or document.get("isActive") is False,
+        replaces=int(replaces) if isinstance(replaces, int) else None,
+        created_at=date_of(document.get("createdAt")),
+        expires_at=date_of(document.get("expiresAt")),
+        index={name: made for name, made in (index or {}).items() if isinstance(made, bytes)},
+    )
+
+
+def changed_since(user_id: str, since: Timestamp | None, slack: int, *, unmarked: bool) -> BsonDict:
+    """Build the filter on documents that changed after a mark, or up to so many seconds before it; None: all.
+
+    With `unmarked`, those of older versions are among them, which do not tell when they changed.
+    """
+    if since is None:
+        return turns_filter(user_id)
+    begin = Timestamp(max(since.time - slack, 0), 0) if slack else since
+    return turns_filter(user_id, changed={"$not": {"$lte": begin}} if unmarked else {"$gt": begin})
+
+
+def unmarked(user_id: str) -> BsonDict:
+    """Build the filter on documents of older versions, which do not tell when they changed."""
+    return turns_filter(user_id, changed={"$eq": None})
+
+
+def at_places(user_id: str, places: Iterable[Place]) -> BsonDict:
+    """Build the filter on turns at some places."""
+    sessions: dict[str, list[int]] = {}
+    for session_id, seq in places:
+        sessions.setdefault(session_id, []).append(seq)
+    either = [{"session_id": {"$eq": name}, "seq": {"$in": seqs}} for name, seqs in sessions.items()]
+    return {**turns_filter(user_id, kind={"$nin": NO_TURNS}), "$or": either}
 
 
 def legacy_turn(document: BsonDict, history_key: str, counter: TokenCounter | None) -> Turn:

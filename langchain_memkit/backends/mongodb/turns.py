@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from uuid import uuid4
 from bson import ObjectId, Timestamp
 from pymongo import IndexModel, UpdateOne
 from pymongo.collection import Collection
-from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError, ServerSelectionTimeoutError
+from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 from pymongo.read_concern import ReadConcern
 
 from langchain_memkit.backends.mongodb import commands
@@ -28,6 +29,7 @@ from langchain_memkit.base import EDITS, ListPosition, SessionHead, SessionInfo,
 from langchain_memkit.errors import HistoryConflictError, HistoryReadError, HistoryWriteError, StaleTurnError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores import history_rows, sessions
+from langchain_memkit.stores.changes import Changes, Place
 from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.history_rows import (
     EMPTY,
@@ -47,6 +49,7 @@ MAX_SLICE = 1_000_000
 MANY = 10_000  # turns whose ends one command reads
 COPYING = "a fork into this session has not finished: call `fork` of its source again, or `clear` this session"
 UNCONFIRMED = "no majority has confirmed what another writer has put there"
+EARLIEST = Timestamp(0, 1)
 FASTER = "other writers were faster every time"
 
 
@@ -270,10 +273,16 @@ class Append:
         (_, row), seq = self.pending[0], head.seq + 1
         tombstone = SessionHead(seq, history_rows.new_epoch(), seq, "marker")
         query = turns_filter(*self.scope, seq={"$eq": seq}, op={"$eq": row.op})
-        made = docs.contentless(self.kind, row.op, tombstone)
+        # One command of two parts: a document that has the first alone, since the server ended, is looked for as well.
+        parts = [
+            UpdateOne(query, docs.contentless(self.kind, row.op, tombstone), upsert=True),
+            UpdateOne(query, docs.CHANGES_NOW),
+        ]
         try:
-            await self.store.command(lambda c: c.update_one(query, made, upsert=True), self._seconds)
-        except DuplicateKeyError:
+            await self.store.command(lambda c: c.bulk_write(parts), self._seconds)
+        except BulkWriteError as error:
+            if commands.DUPLICATE_KEY not in commands.codes_of(error):
+                raise
             return
         self.last = tombstone
         self.pending.clear()
@@ -397,7 +406,8 @@ class Fork:
     async def _finish(self, head: SessionHead) -> None:
         """Give the turns of a copy that is shown their final base, which counts when the last one has expired."""
         copied = turns_filter(*self.target, epoch={"$eq": head.epoch}, base={"$gt": head.base}, kind={"$nin": NO_TURNS})
-        await self.store.sent(lambda c: c.update_many(copied, {"$set": {"base": head.base}}), begun=True)
+        final = {"$set": {"base": head.base}, **docs.CHANGES_NOW}
+        await self.store.sent(lambda c: c.update_many(copied, final), begun=True)
 
     async def _give_up(self) -> None:
         """Erase what is copied, and say that the source was cleared; return if another call has finished the copy."""
@@ -422,12 +432,13 @@ def _copy(document: BsonDict, target: SessionScope, head: SessionHead) -> BsonDi
     left_out = ("replaces", "isDeleted", "isActive")
     kept = {name: value for name, value in document.items() if name not in left_out}
     place = {"seq": head.seq, "epoch": head.epoch, "base": head.base}
-    return {**kept, "_id": ObjectId(), **target._asdict(), **place, "storedAt": Timestamp(0, 0)}
+    return {**kept, "_id": ObjectId(), **target._asdict(), **place, "storedAt": docs.NOW, "changed": docs.NOW}
 
 
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
+    _marks = True  # whether documents of older versions may be marked
     _warned = False  # of rows of langchain-mongodb that come too late
 
     @property
@@ -480,7 +491,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         cut = {} if enough.messages is None else {"messages": newest, "tokens": newest}
         now, first, summary = self.settings.now(), base, None
         while True:
-            documents = await self.find(query, {"trace": 0, **cut}, sort=[("seq", -1)], limit=limit)
+            documents = await self.find(query, {"trace": 0, "index": 0, **cut}, sort=[("seq", -1)], limit=limit)
             is_full = len(documents) == limit
             if documents and documents[0]["seq"] == docs.SUMMARY:
                 summary = documents.pop(0)
@@ -523,7 +534,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         # All pages show the session as it was at the first one: an edit that comes later hides nothing of it.
         at, end = after if isinstance(after, tuple) else (after, head.seq or history_rows.MOST)
         query = turns_filter(*scope, seq={"$gt": max(at or 0, base), "$lte": end})
-        documents = await self.find(query, sort=[("seq", 1)], limit=limit)
+        documents = await self.find(query, {"index": 0}, sort=[("seq", 1)], limit=limit)
         edits: list[history_rows.Edit] = []
         if history_rows.was_edited(head.epoch):
             edits, cleared = await self._edits(scope)
@@ -658,7 +669,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query |= {**SHOWN, "session_id": {"$type": "string"}, **({"$and": further} if further else {})}
         query |= await self._unreplaced(user_id)
         await self.ping()
-        documents = await self.by_index(query, docs.BY_TIME, None, limit, self.settings.save_timeout)
+        documents = await self.by_index(query, docs.BY_TIME, {"index": 0}, limit, self.settings.save_timeout)
         heads = {d["session_id"]: EMPTY for d in documents}
         for name in heads:  # turns before a tombstone are void, also if they are not erased yet
             heads[name] = docs.head_of(await self.read(self.newest(SessionScope(user_id, name), "majority"))) or EMPTY
@@ -717,7 +728,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         place = {"$gt": base, "$lte": history_rows.MOST}
         which = {"op": {"$eq": turn}} if isinstance(turn, str) else {"seq": {**place, "$eq": turn}}
         query = turns_filter(*scope, seq=place, kind={"$nin": NO_TURNS}) | which
-        changed = await self.sent(lambda c: c.update_one(query, {"$set": {"isDeleted": deleted}}))
+        update = {"$set": {"isDeleted": deleted}, **docs.CHANGES_NOW}
+        changed = await self.sent(lambda c: c.update_one(query, update))
         if changed.matched_count:
             await self._forget_summaries(scope, turn if isinstance(turn, int) else 0)
         return bool(changed.matched_count)
@@ -870,6 +882,59 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         """Delete the summaries that cover a position, whose turn was changed."""
         covering = {"seq": docs.SUMMARIES, "position.seq": {"$gte": seq}}
         await self.delete_many({**turns_filter(*scope), **covering}, begun=True)
+
+    @property
+    def keeps_index(self) -> bool:
+        """Whether documents keep what was derived from them: not where the driver encrypts some of their fields."""
+        return self.layout == "turns" and not self.clients.encrypts
+
+    async def changes(self, user_id: str, since: Any, names: Sequence[str], limit: int, slack: float = 0) -> Changes:
+        """Return a page of the documents that changed, in the order of the server's clock.
+
+        That is not the order in which they become visible: `slack` is for what was under way.
+        """
+        fields = [*docs.CHANGED, *(f"index.{name}" for name in names)]
+        query = docs.changed_since(user_id, since, math.ceil(slack), unmarked=self._marks)
+        found = await self.by_index(query, docs.BY_CHANGE, fields, limit)
+        if self._marks and any(document.get("changed") is None for document in found):
+            await self._mark(user_id)
+            return await self.changes(user_id, since, names, limit, slack)
+        if not self._marks and since is None:  # documents without a mark come first, and all of them at once
+            found = await self.by_index(query, docs.BY_CHANGE, fields, 0)
+            limit = len(found) + 1
+        marks = [mark for document in found if isinstance(mark := document.get("changed"), Timestamp)]
+        rows = [row for document in found if (row := docs.changed_row(document))]
+        return Changes(rows, max([*marks, since or EARLIEST]), len(found) == limit)
+
+    async def _mark(self, user_id: str) -> None:
+        """Have the server note a time in the documents of older versions, so that they need not be read again."""
+        try:
+            await self.sent(lambda c: c.update_many(docs.unmarked(user_id), docs.CHANGES_NOW))
+        except HistoryWriteError as error:
+            self._marks = False
+            logger.warning("turns of an older memkit are read anew each time, since they cannot be marked: %s", error)
+
+    async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
+        """Return the turns at some places."""
+        found: list[tuple[str, Turn]] = []
+        for some in batches(places):
+            documents = await self.find(docs.at_places(user_id, some), {"index": 0, "trace": 0})
+            now, counter = self.settings.now(), self.settings.token_counter
+            live = [d for d in documents if docs.is_shown(d, now, hidden=True)]
+            found += [(d["session_id"], history_rows.read_turn(d, counter)) for d in live]
+        return found
+
+    async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
+        """Store what was derived from turns that are still there."""
+        for some in batches(made):
+            updates = [
+                UpdateOne(
+                    turns_filter(user_id, session_id, seq={"$eq": seq}, op={"$eq": op}, kind={"$eq": "turn"}),
+                    {"$set": {f"index.{name}": data}, **docs.CHANGES_NOW},
+                )
+                for (session_id, seq), op, data in some
+            ]
+            await self.bulk_write(updates, begun=some[0] != made[0])
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""

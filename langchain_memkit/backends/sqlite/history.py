@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -17,10 +18,11 @@ from uuid import uuid4
 from langchain_memkit import base
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
 from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn, same_conversation, utc_now
-from langchain_memkit.errors import MessageTooLargeError
+from langchain_memkit.errors import HistoryReadError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.messages.tokens import counter_name, resolve_counter
 from langchain_memkit.stores import history_rows, sessions
+from langchain_memkit.stores.changes import ChangedRow, Changes, Place, RowKind
 from langchain_memkit.stores.history import HistoryFactory, HistoryOptions, TurnHistory, TurnStore, check_options
 from langchain_memkit.stores.history_rows import (
     EMPTY,
@@ -49,6 +51,15 @@ COPIED = (  # the turns that a fork copies
 SOUND = (  # a condition on rows that tell where the session ends; damaged ones are skipped
     f"typeof(seq) = 'integer' AND seq BETWEEN 1 AND {MOST} AND typeof(epoch) = 'integer'"
     " AND typeof(base) = 'integer' AND base BETWEEN 0 AND seq"
+)
+SOUND_TURNS = re.sub(r"\bseq\b", "turns.seq", SOUND)
+CHANGED = (  # the rows of a user that changed after some number, each once for every index of it that is asked for
+    "SELECT change, turns.session_id, turns.seq, op, kind, epoch, base, is_deleted, replaces, created_at, expires_at,"
+    f" name, made, {SOUND_TURNS} AS sound FROM (SELECT * FROM turn_changes WHERE user_id = :user AND change > :since"
+    " ORDER BY change LIMIT :limit) AS changes JOIN turns USING (user_id, session_id, seq)"
+    " LEFT JOIN turn_indexes AS made ON (made.user_id, made.session_id, made.seq)"
+    " = (turns.user_id, turns.session_id, turns.seq) AND name IN (SELECT value FROM json_each(:names))"
+    " ORDER BY change"
 )
 LOST = (  # the newest position between two others that has message ids but no row
     f"SELECT seq FROM (SELECT seq FROM message_ids WHERE {HERE} AND seq > :above AND seq < :below"
@@ -107,9 +118,28 @@ date_of: Callable[[Any], datetime | None] = partial(parse_cell, partial(datetime
 iso_date_of: Callable[[Any], datetime | None] = partial(parse_cell, datetime.fromisoformat)
 
 Kind: TypeAlias = Literal["turn", "undo", "clear", "purge"]
+ROW_KINDS: dict[object, RowKind] = {"turn": "turn", "undo": "undo"}
 
 EDITABLE = 8  # the version of a file from which on its rows may replace others
 SUMMARIZED = 9  # and from which on it has a table of summaries
+ORDERED = 10  # and from which on it knows the order in which its rows changed
+
+
+def _changed(row: sqlite3.Row) -> ChangedRow:
+    """Return a row of `CHANGED` without its indexes."""
+    return ChangedRow(
+        row["session_id"],
+        row["seq"],
+        str(row["op"]),
+        ROW_KINDS.get(row["kind"], "tombstone"),
+        row["epoch"],
+        row["base"],
+        is_deleted=row["is_deleted"] == 1,
+        replaces=row["replaces"] if isinstance(row["replaces"], int) else None,
+        created_at=iso_date_of(row["created_at"]),
+        expires_at=date_of(row["expires_at"]),
+        index={},
+    )
 
 
 def is_turn(row: sqlite3.Row, hidden: bool = False) -> bool:
@@ -435,9 +465,68 @@ class SQLiteTurnStore(Transactions, TurnStore):
                 " WHERE new.user_id = :user AND new.session_id = :target",
                 given,
             )
+            connection.execute(
+                "INSERT INTO turn_indexes SELECT new.user_id, new.session_id, new.seq, name, made FROM turns AS new"
+                " JOIN turns AS old ON old.user_id = :user AND old.session_id = :session AND old.op = new.op"
+                " JOIN turn_indexes AS made ON (made.user_id, made.session_id, made.seq) = (:user, :session, old.seq)"
+                " WHERE new.user_id = :user AND new.session_id = :target",
+                given,
+            )
             return True
 
         return await self._write(write)
+
+    @property
+    def keeps_index(self) -> bool:
+        """True: what is derived from turns has a table of its own."""
+        return True
+
+    async def changes(self, user_id: str, since: Any, names: Sequence[str], limit: int, slack: float = 0) -> Changes:
+        """Return a page of the rows that changed; the mark is the number of the last change, which is exact."""
+        given = {"user": user_id, "since": since or 0, "limit": limit, "names": json.dumps(list(names))}
+        with self._reading() as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] < ORDERED:
+                msg = (
+                    f"{self._database.path} is of an older memkit, and cannot be written to: open it once where it can"
+                )
+                raise HistoryReadError(msg)
+            found = connection.execute(CHANGED, given).fetchall()
+        rows: dict[int, ChangedRow] = {}
+        for row in found:
+            number = row["change"]
+            if number not in rows:
+                rows[number] = _changed(row)
+            if row["name"] is not None:
+                rows[number].index[row["name"]] = row["made"]
+        sound = {row["change"] for row in found if row["sound"]}
+        kept = [row for number, row in rows.items() if number in sound]
+        return Changes(kept, max(rows, default=since), len(rows) == limit)
+
+    async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
+        """Return the turns at some places."""
+        query = (
+            "SELECT turns.* FROM json_each(:places) AS place JOIN turns ON user_id = :user"
+            " AND session_id = json_extract(place.value, '$[0]') AND seq = json_extract(place.value, '$[1]')"
+            f" WHERE kind = 'turn' AND {LIVE}"
+        )
+        rows = await self._select(query, user=user_id, places=json.dumps(list(places)))
+        return [(row["session_id"], self._turn(row)) for row in rows]
+
+    async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
+        """Store what was derived from turns that are still there, in one transaction."""
+        statement = (
+            "INSERT OR REPLACE INTO turn_indexes SELECT user_id, session_id, seq, :name, :made FROM turns"
+            f" WHERE {HERE} AND seq = :seq AND op = :op AND kind = 'turn'"
+        )
+        given = [
+            {"user": user_id, "session": session_id, "seq": seq, "op": op, "name": name, "made": data}
+            for (session_id, seq), op, data in made
+        ]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany(statement, given)
+
+        await self._write(write)
 
     async def clear(self, scope: SessionScope) -> None:
         """Insert a tombstone into the session and delete everything older."""
@@ -562,6 +651,8 @@ class SQLiteTurnStore(Transactions, TurnStore):
             row.replaces, json.dumps(row.trace) if row.trace else None,
         ]  # fmt: skip
         connection.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", values)
+        indexes = [(*scope, head.seq, name, made) for name, made in row.index.items()]
+        connection.executemany("INSERT INTO turn_indexes VALUES (?, ?, ?, ?, ?)", indexes)
         # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.
         ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])

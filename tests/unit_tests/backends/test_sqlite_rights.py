@@ -23,6 +23,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, SQLiteVectorStore
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.migrate import export_history
+from testkit.older_files import WITHOUT_CHANGES
 
 NOBODY = 65534
 
@@ -240,7 +241,8 @@ def test_reading_an_older_format(open_folder: Path) -> None:
     write_history(path)._store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
-            "DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum; DROP INDEX turns_replaces;"
+            f"{WITHOUT_CHANGES} DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum;"
+            "DROP INDEX turns_replaces;"
             "ALTER TABLE turns DROP COLUMN replaces; PRAGMA user_version = 3"
         )
     path.chmod(0o444)

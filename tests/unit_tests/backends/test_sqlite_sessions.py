@@ -17,6 +17,7 @@ from langchain_memkit.backends.sqlite import database
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.stores.sessions import title_in
 from langchain_memkit.testing import FrozenClock
+from testkit.older_files import WITHOUT_CHANGES
 
 TURN = [HumanMessage("My name is Nemo."), AIMessage("Hello Nemo.")]
 
@@ -44,7 +45,8 @@ def test_a_file_of_an_older_version(path: Path) -> None:
     later = "DROP INDEX turns_replaces; ALTER TABLE turns DROP COLUMN replaces; ALTER TABLE turns DROP COLUMN trace"
     execute(
         path,
-        f"DROP TABLE summaries; DROP TABLE session_details; DROP INDEX turns_by_time; {later}; PRAGMA user_version = 6",
+        f"{WITHOUT_CHANGES} DROP TABLE summaries; DROP TABLE session_details; DROP INDEX turns_by_time; {later};"
+        "PRAGMA user_version = 6",
     )
     database._databases.clear()
     with SQLiteChatMessageHistory.factory(path) as again:

@@ -38,6 +38,7 @@ from langchain_memkit.ranking.index import digest_of, index_record_of
 from langchain_memkit.ranking.tokenize import STEMS_VERSION, tokenize
 from langchain_memkit.stores.vector_rows import plain_row, record_row
 from langchain_memkit.testing.vectors import AT, EMBEDDING, expected_entries, facts, record
+from testkit.older_files import WITHOUT_CHANGES
 from testkit.ranking import lexical
 from testkit.vector_stores import VectorStoreCases
 
@@ -371,6 +372,8 @@ def test_older_file_is_migrated(path: Path, store: Any) -> None:
     SQLiteChatMessageHistory(path, "s1").add_user_message("old")
     for name in ("vectors", "vector_accesses", "vector_generations", "vector_meta", "vector_counts"):
         execute(path, f"DROP TABLE {name}")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(WITHOUT_CHANGES)
     execute(path, "DROP TRIGGER turns_edited")
     execute(path, "ALTER TABLE turns DROP COLUMN checksum")
     for name in ("summaries", "session_details"):
