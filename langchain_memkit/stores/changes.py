@@ -1,17 +1,14 @@
-"""What changed in the turns of a user since somebody last looked, and what they show now."""
+"""What changed in the turns of a user since somebody last looked, and what they show now. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from langchain_memkit.stores.history_rows import Edit, ReplacedTurns
-
-if TYPE_CHECKING:
-    from langchain_memkit.stores.history import TurnStore
 
 Place: TypeAlias = tuple[str, int]
 """A session, and a position in it."""
@@ -278,62 +275,3 @@ class UserLog:
         self._expiring.pop(place, None)
         self._sessions[session_id].rows.pop(seq, None)
         self.give_up([place])
-
-
-async def catch_up(
-    store: TurnStore,
-    user_id: str,
-    log: UserLog,
-    names: Sequence[str],
-    now: datetime,
-    *,
-    page: int = 1000,
-    slack: float = 10.0,
-    longest: timedelta = timedelta(hours=1),
-) -> Difference:
-    """Read what changed in a user's turns since the last look into the log; a flow of the store.
-
-    Args:
-        store: Where the turns are kept; `keeps_index` is true.
-        user_id: The user.
-        log: What was read so far. If the last look was longer ago than `longest`, everything is read anew, since
-            tombstones expire after two hours.
-        names: The names of the indexes to read.
-        now: The present.
-        page: The number of rows to read at a time.
-        slack: Seconds from which on before the mark rows are read again: a row may become visible after rows that
-            changed later. If one came later than that, the next turn of its session shows the gap.
-        longest: The longest time between two looks.
-
-    Returns:
-        What changed of what is shown.
-
-    Raises:
-        HistoryReadError: The store cannot be reached or read. The log is as if no look had been made.
-    """
-    while True:
-        looks = log.looks
-        is_new = log.looked_at is None or now - log.looked_at > longest
-        rows, mark = await _rows_since(store, user_id, None if is_new else log.mark, names, page, slack)
-        found = log.take(rows, mark, looks, now, anew=is_new)
-        if found is not None:
-            break
-    if log.missing and not is_new:
-        again, _ = await _rows_since(store, user_id, mark, names, page, longest.total_seconds())
-        with log.lock:
-            found = found.followed_by(log.apply(again, now))
-    log.give_up(log.missing)
-    return found
-
-
-async def _rows_since(
-    store: TurnStore, user_id: str, since: Any, names: Sequence[str], page: int, slack: float
-) -> tuple[list[ChangedRow], Any]:
-    """Read all rows that changed since a mark, and return them with the new mark."""
-    rows: list[ChangedRow] = []
-    while True:
-        found = await store.changes(user_id, since, names, page, slack)
-        rows += found.rows
-        since, slack = found.mark, 0.0
-        if not found.has_more:
-            return rows, since

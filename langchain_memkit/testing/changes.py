@@ -9,8 +9,9 @@ from uuid import uuid4
 import pytest
 from langchain_core.messages import HumanMessage
 
-from langchain_memkit.stores.changes import ChangedRow, Difference, Place, UserLog, catch_up
+from langchain_memkit.stores.changes import ChangedRow, Difference, Place, UserLog
 from langchain_memkit.stores.history import TurnStore
+from langchain_memkit.stores.looks import catch_up
 from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange
 

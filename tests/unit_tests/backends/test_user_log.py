@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from langchain_memkit._sync import drive
-from langchain_memkit.stores.changes import ChangedRow, Changes, UserLog, catch_up
+from langchain_memkit.stores.changes import ChangedRow, Changes, UserLog
+from langchain_memkit.stores.looks import catch_up
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
