@@ -33,7 +33,8 @@ FAR = 2**62  # positions are clamped to this, so that they fit 64 bits
 FEW = 16  # pairs of records; fewer do not tell how similar records usually are
 STEMS = 500  # words of a message that are compared with others
 SAMPLE = 256  # records compared with each other to estimate that
-GROWTH = 1.25  # factor by which an index grows or shrinks before the estimate is repeated
+GROWTH = 1.25  # factor by which an index grows before the estimate is repeated
+FEW_RECORDS = 64  # up to so many it is repeated with each
 LEAST = 0.01  # standard deviation of the usual cosine, at least
 ENOUGH = 64  # records with vectors; fewer do not tell whether the embedder reads their language
 # Correlation of cosine and shared words up to which the vectors count nothing, and from which they count in full, at
@@ -160,7 +161,7 @@ class Index:
             self._alive[slot] = 0
             self._last.pop(entry.session, None)
             self.count -= 1
-            self._view = None
+            self._view = self._seen = None
         if len(self._entries) > 2 * self.count + FIRST:
             self._compact()
 
@@ -207,13 +208,17 @@ class Index:
         """Usual cosine of two records of different sessions, or of any two if there are too few such pairs.
 
         Estimated from up to 256 records, evenly spaced from first to last, and from what is usual with most embedders,
-        which counts as much as 16 pairs; cached until the index has grown by a quarter, shrunk by a fifth or been
-        rebuilt.
+        which counts as much as 16 pairs. Of more than 64 records only so many count, from the first on, as the index
+        had when it last grew by a quarter: so it is estimated rarely, and is the same in every process.
         """
+        basis = FEW_RECORDS
+        while basis * GROWTH <= self.count:
+            basis = int(basis * GROWTH)
+        basis = min(basis, self.count)
         seen = self._seen
-        if seen is not None and seen[0] / GROWTH <= self.count <= seen[0] * GROWTH:
+        if seen is not None and seen[0] == basis:
             return seen[1]
-        view, rows = self.view, np.flatnonzero(self.embedded)
+        view, rows = self.view, np.flatnonzero(self.embedded[:basis])
         self._trust = 1.0
         rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(int)]
         vectors, sessions = self._vectors[view.slots[rows]], view.session[rows]
@@ -228,7 +233,7 @@ class Index:
                 alike = np.corrcoef(found, self._shared_words(rows)[apart])[0, 1]
             blind, reads = (float(np.interp(usual.mean, MEANS, bounds)) for bounds in (BLIND, READS))
             self._trust = float(np.nan_to_num(np.clip((alike - blind) / (reads - blind), 0, 1), nan=1.0))
-        self._seen = (self.count, usual)
+        self._seen = (basis, usual)
         return usual
 
     @property
