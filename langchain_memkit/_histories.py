@@ -85,15 +85,24 @@ def keeps_summaries(history: History) -> bool:
 
     Not beside one whose class, or that of its store, changes what is written or read: it may encrypt it.
     """
+    return _is_plain(history, "put_summary") and bool(history.turn_store.keeps_summaries)
+
+
+def keeps_index(history: History) -> bool:
+    """Return whether what is derived from turns may be stored with them; otherwise as `keeps_summaries`."""
+    return _is_plain(history, "keep_index") and bool(history.turn_store.keeps_index)
+
+
+def _is_plain(history: History, method: str) -> bool:
+    """Return whether neither a history nor its store changes what is stored, below the class that has a method."""
     if not is_native(history) or any(overrides(history, verb) for verb in HANDS):
         return False
     store = history.turn_store
     spaces = [getattr(store, "__dict__", {}), *(vars(kind) for kind in type(store).__mro__)]
-    owner = next((i for i, names in enumerate(spaces) if "put_summary" in names), None)
+    owner = next((i for i, names in enumerate(spaces) if method in names), None)
     if owner is None:  # it wraps another store
         return False
-    changed = [verb for verb in STORE_HANDS for names in spaces[:owner] if verb in names]
-    return bool(store.keeps_summaries) and not changed
+    return not any(verb in names for verb in STORE_HANDS for names in spaces[:owner])
 
 
 def read_messages(history: History) -> Step[list[BaseMessage]]:
@@ -199,17 +208,25 @@ def _only_reads(history: History) -> bool:
 
 
 def append_turn(
-    history: History, messages: Messages, *, head: object, after: int | None, trace: object = None, **given: object
+    history: History,
+    messages: Messages,
+    *,
+    head: object,
+    after: int | None,
+    trace: object = None,
+    index: object = None,
+    **given: object,
 ) -> Step[int]:
     """Append a turn to one of memkit's histories.
 
-    `head` merely saves a query, `after` (the `expected_seq`) tells of turns of others, `trace` of the models' input.
-    None is passed to a subclass's override, which may not take them; `after` and `trace` not to a layout without
-    positions.
+    `head` merely saves a query, `after` (the `expected_seq`) tells of turns of others, `trace` of the models' input,
+    and `index` holds what memories derived. None is passed to a subclass's override, which may not take them; the last
+    three not to a layout without positions.
     """
     if not (overrides(history, "append_turn") or overrides(history, "aappend_turn")):
         placed = getattr(getattr(history, "turn_store", None), "layout", "") == "turns"
-        more = {"head": head, "expected_seq": after if placed else None, "trace": trace if placed else None}
+        more = {"expected_seq": after, "trace": trace, "index": index or None} if placed else {}
+        more["head"] = head
         given |= {name: value for name, value in more.items() if value is not None}
     return Step(lambda: history.append_turn(messages, **given), lambda: history.aappend_turn(messages, **given))
 

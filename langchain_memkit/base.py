@@ -149,6 +149,7 @@ class SavedTurn(list[BaseMessage]):
         turn_id: The turn's id: a second save with the same one is a retry.
         epoch: The epoch of the session; 0 if unknown.
         expires_at: When the stored turn expires; None for never.
+        store: The turn store of the history that has stored it; None if it is none of memkit's.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -163,11 +164,13 @@ class SavedTurn(list[BaseMessage]):
         turn_id: str | None = None,
         epoch: int = 0,
         expires_at: datetime | None = None,
+        store: object = None,
     ) -> None:
         super().__init__(messages)
         self.turn_id = turn_id
         self.epoch = epoch
         self.expires_at = expires_at
+        self.store = store
 
 
 class Memory(ABC):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,9 @@ class WordLlamaEmbeddings(Embeddings):
         >>> len(tea), near(tea, coffee) > near(tea, tax)
         (256, True)
     """
+
+    is_local: ClassVar = True
+    """Embedding needs no server: a memory does it before a turn is stored, and stores the vectors with it."""
 
     def __init__(self, dims: int = 256) -> None:
         if dims not in DIMS:

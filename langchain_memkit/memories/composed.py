@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -368,6 +368,14 @@ class ComposedMemory(Memory):
         """Run `save` asynchronously."""
         await adrive(self._save(messages))
 
+    def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Derive what a history is to store with a turn, for those of the memories that recall from it."""
+        return drive(fanout.index_turn(self._parts, history, messages))
+
+    async def aindex_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Run `index_turn` asynchronously."""
+        return await adrive(fanout.index_turn(self._parts, history, messages))
+
     def clear(self) -> None:
         """Clear this session in every memory; all are tried, then the first failure is raised."""
         drive(fanout.call_all(self._parts, "clear"))
@@ -434,7 +442,7 @@ class ComposedMemory(Memory):
         if not said:
             return
         given = messages if isinstance(messages, base.SavedTurn) else base.SavedTurn(messages)
-        turn = base.SavedTurn(said, given.turn_id, given.epoch, given.expires_at)
+        turn = base.SavedTurn(said, given.turn_id, given.epoch, given.expires_at, given.store)
         if not self.primary.read_only:
             await Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
         # The primary saves first: a secondary must never hold what the transcript does not. Then a turn that was erased

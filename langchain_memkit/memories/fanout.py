@@ -11,6 +11,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._histories import epoch_at, has_native, stored_ids, turns_between
@@ -102,6 +103,7 @@ async def notify_memories(
     """
     if not memories:
         return
+    turn.store = getattr(history, "turn_store", None)
     ttl = getattr(history, "ttl", None)
     turn.expires_at = None if ttl is None else utc_now() + timedelta(seconds=ttl)
     try:
@@ -121,6 +123,23 @@ async def notify_memories(
     except HistoryReadError as error:
         msg = f"the turn is stored, but what memories should know of it cannot be read: {error}"
         raise MemoryWriteError(msg, messages=turn, turn_id=turn.turn_id, maybe_stored=True) from error
+
+
+async def index_turn(memories: Sequence[Memory], history: Any, messages: Sequence[BaseMessage]) -> dict[str, bytes]:
+    """Have the memories that recall from this history derive what is to be stored with a turn.
+
+    One that fails is logged: what it lacks is made later, and a turn is not lost over it.
+    """
+    able = [memory for memory in memories if hasattr(memory, "index_turn")]
+    found: dict[str, bytes] = {}
+    for memory, made in zip(able, await _call_each(able, "index_turn", history, messages), strict=True):
+        if isinstance(made, ConfigurationError):
+            raise made
+        if isinstance(made, Exception):
+            logger.warning("%s did not index a turn, and does it later: %s", name_of(memory), describe_error(made))
+        else:
+            found |= made
+    return found
 
 
 async def save_all(memories: Sequence[Memory], turn: SavedTurn) -> None:

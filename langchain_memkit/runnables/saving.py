@@ -20,7 +20,7 @@ from langchain_memkit._timezones import TimezoneLike, check_timezone
 from langchain_memkit.base import HistoryView, Memory, MemoryFactory, SavedTurn, check_one_of
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, IdempotencyConflictError, StaleTurnError
 from langchain_memkit.memories.chat_history import PreprocessorLike
-from langchain_memkit.memories.fanout import OnLoadError, notify_memories, save_all
+from langchain_memkit.memories.fanout import OnLoadError, index_turn, notify_memories, save_all
 from langchain_memkit.messages.chain_io import StreamedOutput, aborted, output_messages, without_echo
 from langchain_memkit.messages.codec import storable
 from langchain_memkit.messages.notes import is_note, without_forged_marks
@@ -206,8 +206,9 @@ class TurnOptions:
         trace = _trace_of(turn, redacted=self.before_save is not None) if self.trace else None
         known: Any = {"epoch": turn.epoch, "since": turn.since, "head": turn.view.head, "after": after, "trace": trace}
         known |= {"replaces": turn.view.replaces} if turn.view.replaces else {}
+        index = await index_turn(memories, history, named)
         try:
-            seq = await append_turn(history, named, turn_id=turn_id, **known)
+            seq = await append_turn(history, named, turn_id=turn_id, index=index, **known)
         # The session was cleared or purged since the turn began: storing it would bring erased text back.
         except StaleTurnError as error:
             await self._dropped(turn, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from langchain_memkit._sync import Flow, adrive, drive
 from langchain_memkit.errors import MessageEncodeError
@@ -36,7 +36,12 @@ class StoreBackend:
         >>> numbers = Numbers()
         >>> numbers.run(numbers.double(2)), asyncio.run(numbers.arun(numbers.double(2)))
         (4, 4)
+
+    Attributes:
+        is_remote: Whether an operation waits for a server: then sync code does several at the same time, in threads.
     """
+
+    is_remote: ClassVar[bool] = False
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow in sync code, to its end or its first error.

@@ -80,6 +80,8 @@ class Difference(NamedTuple):
 
     def followed_by(self, later: Difference) -> Difference:
         """Return both as one."""
+        if not (self.gone or self.come):
+            return later
         come = {row.place: row for row in self.come}
         for place in later.gone:
             come.pop(place, None)
@@ -146,6 +148,7 @@ class UserLog:
         """How many looks there were."""
         self.lock = RLock()
         """The lock that readers and writers of the log hold."""
+        self._news = Difference([], [])
         self._sessions: dict[str, _Session] = {}
         self._expiring: dict[Place, datetime] = {}
         self._missing: set[Place] = set()
@@ -173,9 +176,7 @@ class UserLog:
         self._empty.update(places)
         self._missing -= self._empty
 
-    def take(
-        self, rows: Iterable[ChangedRow], mark: Any, looks: int, now: datetime, *, anew: bool
-    ) -> Difference | None:
+    def take(self, rows: Iterable[ChangedRow], mark: Any, looks: int, now: datetime, *, anew: bool) -> bool:
         """Take in what a look has read, unless another look came between: what that has read may be newer, or older.
 
         Args:
@@ -186,13 +187,30 @@ class UserLog:
             anew: Whether these are all rows that there are.
 
         Returns:
-            What changed; None if another look came between, and nothing was taken in.
+            Whether they were taken in; `news` has then what changed by that.
         """
         with self.lock:
             if self.looks != looks:
-                return None
+                return False
             found = self.restart(rows, now) if anew else self.apply(rows, now)
+            self._news = self._news.followed_by(found)
             self.looks, self.mark, self.looked_at = looks + 1, mark, now
+            return True
+
+    def add(self, rows: Iterable[ChangedRow], now: datetime) -> None:
+        """Take in rows that a look had missed; `news` has what changed by that. Older states must not be among them."""
+        with self.lock:
+            self._news = self._news.followed_by(self.apply(rows, now))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything changed since the last call of `news`."""
+        return bool(self._news.gone or self._news.come)
+
+    def news(self) -> Difference:
+        """Return what changed since the last call, and begin anew: to be used in the order of the calls."""
+        with self.lock:
+            found, self._news = self._news, Difference([], [])
             return found
 
     def restart(self, rows: Iterable[ChangedRow], now: datetime) -> Difference:

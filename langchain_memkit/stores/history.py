@@ -102,6 +102,10 @@ class TurnStore(StoreBackend, ABC):
         """What is equal for stores on the same data, by which a migration notices it; by default this object alone."""
         return self
 
+    def is_same(self, other: object) -> bool:
+        """Return whether another store surely keeps its turns in the same place; no I/O. By default only itself."""
+        return other is self
+
     @property
     def ttl(self) -> float | None:
         """Seconds after which a stored turn expires; None, the default, if it stays."""

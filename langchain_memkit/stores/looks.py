@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from langchain_memkit.stores.changes import ChangedRow, Difference, UserLog
+from langchain_memkit.stores.changes import ChangedRow, UserLog
 from langchain_memkit.stores.history import TurnStore
 
 
@@ -20,8 +20,8 @@ async def catch_up(
     page: int = 1000,
     slack: float = 10.0,
     longest: timedelta = timedelta(hours=1),
-) -> Difference:
-    """Read what changed in a user's turns since the last look into the log; a flow of the store.
+) -> None:
+    """Read what changed in a user's turns since the last look into the log, whose `news` tells it; a flow of the store.
 
     Args:
         store: Where the turns are kept; `keeps_index` is true.
@@ -35,9 +35,6 @@ async def catch_up(
             changed later. If one came later than that, the next turn of its session shows the gap.
         longest: The longest time between two looks.
 
-    Returns:
-        What changed of what is shown.
-
     Raises:
         HistoryReadError: The store cannot be reached or read. The log is as if no look had been made.
     """
@@ -45,15 +42,13 @@ async def catch_up(
         looks = log.looks
         is_new = log.looked_at is None or now - log.looked_at > longest
         rows, mark = await _rows_since(store, user_id, None if is_new else log.mark, names, page, slack)
-        found = log.take(rows, mark, looks, now, anew=is_new)
-        if found is not None:
+        if log.take(rows, mark, looks, now, anew=is_new):
             break
     if log.missing and not is_new:
+        missing = log.missing
         again, _ = await _rows_since(store, user_id, mark, names, page, longest.total_seconds())
-        with log.lock:
-            found = found.followed_by(log.apply(again, now))
-    log.give_up(log.missing)
-    return found
+        log.add((row for row in again if row.place in missing), now)
+        log.give_up(missing)
 
 
 async def _rows_since(

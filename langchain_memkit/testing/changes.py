@@ -31,8 +31,8 @@ class Reader:
 
     def look(self, page: int = 1000) -> Difference:
         """Look once."""
-        found: Difference = self.store.run(catch_up(self.store, self.user_id, self.log, [NAME], self.now, page=page))
-        return found
+        self.store.run(catch_up(self.store, self.user_id, self.log, [NAME], self.now, page=page))
+        return self.log.news()
 
     def keep(self, made: list[tuple[Place, str, bytes]]) -> None:
         """Store what was derived from turns."""

@@ -9,11 +9,10 @@ from uuid import uuid4
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
-from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.memories.preferences import PreferenceMemory
-from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
+from langchain_memkit.memories.vector import VectorMemoryFactory
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.memories import MakeMemory, MemoryContract, assert_framed
@@ -129,7 +128,7 @@ VERBS = ("save", "save", "save", "search", "search", "load", "clear", "purge", "
 class RecallCases(HostileTexts, RecallContract):
     """The contract of recall, with hostile texts and random operations of two users."""
 
-    def test_two_users_never_meet(self, make_memory: MakeVectorMemory, store: VectorStore) -> None:
+    def test_two_users_never_meet(self, make_memory: MakeVectorMemory, factory: VectorMemoryFactory) -> None:
         """Random operations of two users with equal words and sessions: nobody finds another's or deleted records."""
         step = st.tuples(st.sampled_from(VERBS), st.booleans(), st.sampled_from("xyz"), st.sampled_from(WORDS))
 
@@ -141,7 +140,7 @@ class RecallCases(HostileTexts, RecallContract):
         )
         @given(st.lists(step, min_size=50, max_size=50))
         def run(steps: list[tuple[str, bool, str, str]]) -> None:
-            _play(make_memory, VectorMemory.factory(store), steps)
+            _play(make_memory, factory, steps)
 
         run()
 

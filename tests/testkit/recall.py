@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.vectorstores import VectorStore
 
-from langchain_memkit.memories.vector import VectorMemory
+from langchain_memkit import WordLlamaEmbeddings
+from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.memories import MemoryContract
 
@@ -43,6 +44,11 @@ class RecallContract(MemoryContract):
     def make_memory(self, store: VectorStore) -> MakeMemory:
         """Return a function that opens memories over the store."""
         return lambda session_id, user_id=None, **options: VectorMemory(store, session_id, user_id=user_id, **options)
+
+    @pytest.fixture
+    def factory(self, store: VectorStore) -> VectorMemoryFactory:
+        """Return a factory of memories over the store."""
+        return VectorMemory.factory(store)
 
     def test_another_session_recalls_it(self, make_memory: MakeMemory, call: Call) -> None:
         """Another session recalls a round with its date and speakers, in both styles."""
@@ -81,11 +87,31 @@ class RecallContract(MemoryContract):
             assert call(make_memory("s3", "u2"), "search", "Nemo") == []
             assert len(call(memory, "search", "Nemo")) == 2
 
-    def test_purge(self, make_memory: MakeMemory, store: VectorStore, call: Call) -> None:
+    def test_purge(self, make_memory: MakeMemory, factory: VectorMemoryFactory, call: Call) -> None:
         """A purge deletes everything of one user, and nothing else."""
         for user in ("u1", "u2"):
             call(make_memory("s1", user), "save", round_of("My cat is called Nemo.", "Cute!"))
-        factory = VectorMemory.factory(store)
-        assert call(factory, "purge", "u1") == {"records": 1}
+        assert sum(call(factory, "purge", "u1").values()) >= 1
         assert call(make_memory("s2", "u1"), "search", "cat Nemo") == []
         assert len(call(make_memory("s2", "u2"), "search", "cat Nemo")) == 1
+
+
+class HistoryRecallContract(RecallContract):
+    """The same for memories over histories; give it a `histories` fixture with an empty factory for each test."""
+
+    @pytest.fixture
+    def make_memory(self, histories: Any) -> MakeMemory:
+        """Return a function that opens memories over the histories."""
+
+        def make(session_id: str, user_id: str | None = None, **options: Any) -> VectorMemory:
+            clock = options.get("now")
+            if clock is not None:
+                histories.turn_store._now = clock
+            return VectorMemory.factory(histories, WordLlamaEmbeddings(), **options)(session_id, user_id)
+
+        return make
+
+    @pytest.fixture
+    def factory(self, histories: Any) -> VectorMemoryFactory:
+        """Return a factory of memories over the histories."""
+        return VectorMemory.factory(histories, WordLlamaEmbeddings())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 from bson import ObjectId, Timestamp
@@ -438,6 +438,7 @@ def _copy(document: BsonDict, target: SessionScope, head: SessionHead) -> BsonDi
 class MongoTurnStore(Runner[Settings], TurnStore):
     """All flows of one history collection, with the clients that run them."""
 
+    is_remote: ClassVar = True
     _marks = True  # whether documents of older versions may be marked
     _warned = False  # of rows of langchain-mongodb that come too late
 
@@ -445,6 +446,14 @@ class MongoTurnStore(Runner[Settings], TurnStore):
     def ttl(self) -> float | None:
         """Seconds after which a turn expires; None if it stays."""
         return self.settings.ttl
+
+    def is_same(self, other: object) -> bool:
+        """Return whether another store is on the same collection of a server that is named in the same way."""
+        if other is self:
+            return True
+        if not isinstance(other, MongoTurnStore):
+            return False
+        return (other.clients.servers, other.settings.names) == (self.clients.servers, self.settings.names)
 
     def index_models(self) -> list[IndexModel]:
         """Define the indexes for our turns and for langchain-mongodb's rows."""

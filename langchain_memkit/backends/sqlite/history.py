@@ -161,6 +161,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         self._ttl = ttl
         self._counter = token_counter
 
+    def is_same(self, other: object) -> bool:
+        """Return whether another store is on the same file."""
+        return other is self or (isinstance(other, SQLiteTurnStore) and other.place == self.place)
+
     @property
     def ttl(self) -> float | None:
         """Seconds after which a turn expires; None if it stays."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.embeddings import Embeddings
 from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import base
-from langchain_memkit._sync import adrive, cpu_bound, drive
+from langchain_memkit._histories import keeps_index, stored_ids
+from langchain_memkit._progress import progress_bar
+from langchain_memkit._sync import Step, adrive, cpu_bound, drive, dry_run
 from langchain_memkit._timezones import TimezoneLike, check_timezone, timezone_of_query
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit.errors import ConfigurationError, IdempotencyConflictError, StaleTurnError, logger
 from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory, Segment
 from langchain_memkit.memories.vector.adapter import FilterBuilder, VectorStoreAdapter
 from langchain_memkit.memories.vector.core import VectorMemoryConfig, check_floor
@@ -21,11 +25,16 @@ from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.recalling import ASKED, SHORT, Fetched, HitList, recall, search
 from langchain_memkit.memories.vector.rounds import SMALL_TALK, Splitter, TextSplitter
 from langchain_memkit.memories.vector.saving import rebuild, save
+from langchain_memkit.memories.vector.turn_index import ROOM
+from langchain_memkit.memories.vector.turn_log import VECTORS, TurnLog
+from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import QUESTION, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
+from langchain_memkit.messages.trimming import same_messages
 from langchain_memkit.ranking.index import IndexRecord
 from langchain_memkit.ranking.question import Question, read_question
 from langchain_memkit.ranking.score import Ranking
+from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.stores.vector_cache import ReadSession
 from langchain_memkit.stores.vectors import RecordVectorStore
 
@@ -161,11 +170,15 @@ class VectorMemory(DerivedMemory):
         self.read_only = read_only
 
     @classmethod
-    def factory(cls, store: VectorStore, **options: Any) -> VectorMemoryFactory:
+    def factory(
+        cls, store: VectorStore | HistoryFactory[Any], embedding: Embeddings | None = None, **options: Any
+    ) -> VectorMemoryFactory:
         """Create a factory whose memories share the store: call it as `memories(session_id, user_id)`.
 
         Args:
-            store: The vector store, as in the class.
+            store: The vector store, as in the class; or a factory of histories, from whose turns all is derived then
+                (docs/recall.md).
+            embedding: The embedding model, with histories.
             **options: Options of the class, except the ids.
 
         Example:
@@ -174,6 +187,16 @@ class VectorMemory(DerivedMemory):
             >>> memories("s1", "u1")
             VectorMemory(session_id='s1', user_id='u1')
         """
+        if hasattr(store, "turn_store"):
+            if embedding is None:
+                raise ConfigurationError("VectorMemory.factory(histories, embedding) needs an embedding model as well")
+            base.check_arguments(options, HistoryVectorMemory)
+            memory = HistoryVectorMemory(store, embedding, "-", user_id="-", **options)  # type: ignore[arg-type]
+            return HistoryVectorMemoryFactory(memory)
+        if embedding is not None:
+            raise ConfigurationError(
+                "a vector store has an embedding model: VectorMemory.factory(store) takes no other"
+            )
         base.check_arguments(options, cls)
         return VectorMemoryFactory(cls(store, "-", user_id="-", **options))
 
@@ -298,3 +321,289 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         return {"records": await self._core.records.forget(user_id)}
+
+
+OWN = 'VectorMemory.factory(SQLiteChatMessageHistory.factory("memory.db"), embedding)'
+
+
+class HistoryVectorMemory(VectorMemory):
+    r"""Recalls what was said in all sessions of a user, from the turns of memkit's histories themselves.
+
+    What it needs of a turn, its words and vectors, lies in the turn's row: whatever clears, purges, edits, hides, forks
+    or expires a turn does so with what is recalled, at the next question, in every process. A turn that has none,
+    since it was stored before or by another program, gets it when the user next asks something.
+
+    Give it the factory of histories that the chain has. Where the chain's history is of another package, give it one of
+    its own, in which it then keeps the turns that it is told of.
+
+    Args:
+        histories: `SQLiteChatMessageHistory.factory(path)` or `MongoDBChatMessageHistory.factory(uri)`.
+        embedding: The embedding model. What it embeds at once, without a server, says so by `is_local = True`: then
+            the vectors are stored with the turn; else right after it.
+        session_id: The conversation.
+        user_id: The user; required.
+        max_tokens: As in `VectorMemory`, and so are the arguments that follow.
+        k: See there.
+        ranking: See there.
+        floor: See there.
+        text_splitter: See there.
+        max_records: How many records are held per user at most; beyond that the oldest that were never recalled are
+            left out. None for all.
+        ttl: Seconds after which a record is recalled no more, though its turn stays.
+        importance: See there.
+        reranker: See there.
+        read_only: Store nothing: neither turns nor what is derived from them.
+        token_counter: See there.
+        timezone: See there.
+        now: See there.
+
+    Raises:
+        ConfigurationError: There is no `user_id`, an option is malformed, or the histories keep no index: they are of
+            another layout, or of a class that changes what is stored.
+
+    Example:
+        >>> from langchain_core.messages import AIMessage, HumanMessage
+        >>> from langchain_memkit import SQLiteChatMessageHistory, VectorMemory, WordLlamaEmbeddings
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:")
+        >>> histories("s1", "u1").add_messages([HumanMessage("My cat is called Nemo."), AIMessage("A fine name!")])
+        >>> memories = VectorMemory.factory(histories, WordLlamaEmbeddings())
+        >>> [hit.text for hit in memories("s2", "u1").search("What is the name of my cat?")]
+        ['human: My cat is called Nemo.\nai: A fine name!']
+        >>> histories("s1", "u1").clear()
+        >>> len(memories("s2", "u1").search("What is the name of my cat?"))
+        0
+    """
+
+    _log: TurnLog
+
+    def __init__(
+        self,
+        histories: HistoryFactory[Any],
+        embedding: Embeddings,
+        session_id: str,
+        *,
+        user_id: str | None = None,
+        max_tokens: int = 1000,
+        k: int | None = None,
+        ranking: Ranking | None = None,
+        floor: float | Literal["auto"] | None = "auto",
+        text_splitter: TextSplitter | None = None,
+        max_records: int | None = None,
+        ttl: float | None = None,
+        importance: Callable[[str], object] | None = None,
+        reranker: BaseDocumentCompressor | None = None,
+        read_only: bool = False,
+        token_counter: base.TokenCounterLike = None,
+        timezone: TimezoneLike = None,
+        now: base.Now = base.utc_now,
+    ) -> None:
+        self._bind(session_id, user_id)
+        for name, count in (("max_tokens", max_tokens), ("k", k), ("max_records", max_records)):
+            if count is not None:
+                base.check_size(count, name, 1)
+        base.check_seconds(ttl, "ttl", none="to recall records for as long as their turns are shown")
+        compressor: object = reranker
+        if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
+            kind = base.describe_type(compressor, BaseDocumentCompressor)
+            raise ConfigurationError(f"reranker must be a LangChain document compressor, not {kind}")
+        if not keeps_index(histories("-")):
+            raise ConfigurationError(
+                f"{histories!r} keeps nothing that is derived from turns: it is of another layout, or its class "
+                f"changes what is stored. Give the memory histories of its own, as in {OWN}"
+            )
+        weights = ranking or Ranking()
+        rate = importance or (plain_importance if weights.importance else None)
+        lasts = None if ttl is None else timedelta(seconds=ttl)
+        splitter = Splitter(text_splitter)
+        self._log = TurnLog(
+            histories,
+            embedding,
+            splitter=splitter,
+            importance=rate,
+            ttl=lasts,
+            max_records=max_records,
+            read_only=read_only,
+            now=now,
+        )
+        self._core = VectorMemoryConfig(
+            store=self._log,  # type: ignore[arg-type]  # it has what recalling asks for
+            max_tokens=max_tokens,
+            k=k,
+            ranking=weights,
+            floor=check_floor(floor, weights),
+            splitter=splitter,
+            max_records=max_records,
+            ttl=lasts,
+            importance=rate,
+            reranker=reranker,
+            get_session_history=None,
+            read_only=read_only,
+            counter=resolve_counter(token_counter),
+            now=now,
+            timezone=check_timezone(timezone),
+        )
+        self.read_only = read_only
+
+    # -- the turn
+
+    def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Derive what a history is to store with a turn; nothing if that history is not what this memory recalls.
+
+        Args:
+            history: The history that stores the turn.
+            messages: The turn as it is stored.
+
+        Returns:
+            The data by name, for `append_turn(index=)`.
+
+        Raises:
+            ConfigurationError: The history changes what it stores, in the place where this memory reads.
+        """
+        return drive(self._index_turn(history, messages))
+
+    async def aindex_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Run `index_turn` asynchronously."""
+        return await adrive(self._index_turn(history, messages))
+
+    def index(self, progress: bool = True) -> int:
+        """Index all turns of the user that have no index yet, for example after an import.
+
+        A question does that as well, but for the newest 1,000 turns at a time.
+
+        Args:
+            progress: Show a progress bar if `rich` is installed.
+
+        Returns:
+            How many turns were indexed.
+
+        Raises:
+            HistoryReadError: The histories cannot be reached or read.
+        """
+        return drive(self._index_all(progress))
+
+    async def aindex(self, progress: bool = True) -> int:
+        """Run `index` asynchronously."""
+        return await adrive(self._index_all(progress))
+
+    async def _index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        if self.read_only or not self._recalls(history):
+            return {}
+        if not keeps_index(history):
+            raise ConfigurationError(
+                f"{type(history).__name__} changes what it stores, and this memory reads it there as it is stored: "
+                f"give the memory histories of its own, as in {OWN}"
+            )
+        return {VECTORS: await self._log.derive(self._user, messages)}
+
+    def _recalls(self, history: Any) -> bool:
+        """Return whether a history keeps its turns where this memory looks for them."""
+        store = getattr(history, "turn_store", None)
+        is_same = store is not None and self._log.store.is_same(store)
+        return is_same and getattr(history, "user_id", None) == self._user
+
+    async def _index_all(self, progress: bool, batch: int = 1000) -> int:
+        held = await self._log.look(self._user, most=0)
+        count = len(held.lacking)
+        with progress_bar(progress, "indexing", count) as advance:
+            while left := len(held.lacking):
+                held = await self._log.look(self._user, most=batch)
+                if len(held.lacking) >= left:
+                    break
+                advance(left - len(held.lacking))
+        return count - len(held.lacking)
+
+    # -- flows
+
+    async def _prefetch(self) -> Fetched:
+        return (await self._log.look(self._user, keeps=not (self.read_only or dry_run.get()))).index, None
+
+    async def _load(self, query: str) -> list[BaseMessage]:
+        shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
+
+        def keep(entry: IndexRecord) -> bool:
+            return not (entry.messages and shown.issuperset(entry.messages))
+
+        question = await self._question(query)
+        # a greeting or thanks recalls nothing, so nothing is read for it
+        if SMALL_TALK.issuperset(question.words):
+            self._take_fetched()
+            return []
+        fetched: Fetched = self._take_fetched() or await self._prefetch()
+        return await recall(self._core, self._user, query, question, keep, fetched)
+
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
+        if self.read_only or not messages:
+            return
+        store = getattr(messages, "store", None)
+        self.save_was_checked = store is not None and self._log.store.is_same(store)
+        if self.save_was_checked:  # the turn is stored there already
+            await self._embed_later()
+            return
+        history = self._log.histories(self._session, self._user)
+        given = await self._unsaved(history, messages)
+        if not given:
+            return
+        turn_id = getattr(messages, "turn_id", None)
+        index = {VECTORS: await self._log.derive(self._user, given)}
+        try:
+            await Step(
+                lambda: history.append_turn(given, turn_id=turn_id, index=index),
+                lambda: history.aappend_turn(given, turn_id=turn_id, index=index),
+            )
+        except (StaleTurnError, IdempotencyConflictError) as error:
+            logger.warning("vector memory does not keep a turn: %s", error)
+            return
+        await self._embed_later()
+
+    async def _unsaved(self, history: Any, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return those of the messages that its own history does not have yet, as their ids or their texts tell."""
+        given = [message for message in messages if not is_note(message)]
+        ids = [message.id for message in given if message.id]
+        if ids:
+            known = await stored_ids(history, ids)
+            return [message for message in given if message.id not in known]
+        count = len(given)
+        last = await Step(lambda: history.tail(max_messages=count), lambda: history.atail(max_messages=count))
+        return [] if same_messages(last, given) else given
+
+    async def _embed_later(self) -> None:
+        """Make the vectors that were not stored with a turn, since the model is not local."""
+        if not self._log.is_local:
+            await self._log.look(self._user)
+
+    async def _delete_messages(self, ids: Collection[str]) -> int:
+        """Hide the turns of this session that hold any of these messages."""
+        held, wanted = await self._log.look(self._user), set(ids)
+        with held.index.lock:
+            mine = [entry for entry in held.index.entries if entry.session == self._session]
+        found = {entry.position // ROOM for entry in mine if not wanted.isdisjoint(entry.messages)}
+        history = self._log.histories(self._session, self._user)
+        for seq in found:
+            await Step(partial(history.delete_turn, seq), partial(history.adelete_turn, seq))
+        return len(found)
+
+    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
+        raise ConfigurationError(
+            "a memory over histories is derived from their turns, so there is nothing to rebuild: index() makes at "
+            "once what the next questions would; langchain_memkit.migrate.migrate copies conversations of others"
+        )
+
+    async def _clear(self) -> None:
+        if self.read_only:
+            return
+        history = self._log.histories(self._session, self._user)
+        await Step(history.clear, history.aclear)
+
+
+class HistoryVectorMemoryFactory(VectorMemoryFactory):
+    """Callable that creates vector memories over histories; made by `VectorMemory.factory`."""
+
+    async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
+        log: Any = self._core.store
+        histories = log.histories
+        return await Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
+
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        log: Any = self._core.store
+        log.forget(user_id)
+        return await Step(lambda: log.histories.purge(user_id), lambda: log.histories.apurge(user_id))

@@ -1,0 +1,193 @@
+"""What a vector memory keeps in the row of a turn: its records, their words and vectors. Pure.
+
+A version byte, the length of the head, the head (JSON, compressed), then the vectors, 16-bit floats one after the
+other. The head holds the version of the stems, a sketch of the embedding model, and a line for each record.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit.memories.rebuildable import UNDATED, Segment
+from langchain_memkit.memories.vector.rounds import Splitter, documents_of, is_small_talk, lines_of_document, rounds_of
+from langchain_memkit.ranking.records import IndexRecord, index_record_of
+from langchain_memkit.ranking.tokenize import STEMS_VERSION
+from langchain_memkit.stores.changes import ChangedRow
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+Sketch: TypeAlias = tuple[float, ...]
+"""The number of dimensions of a model, and the first of them of its vector of one text."""
+
+VERSION = b"\x01"
+ROOM = 1000  # records of a turn that have positions of their own
+LARGEST = 2**20  # bytes; an index that is larger is stored without vectors, since a row has room for 16 MB
+SKETCHED = 8  # numbers of a vector by which a model is recognized
+NEAR = 0.02  # by which these may differ: a provider's vectors of the same text do, a little
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """A record of a turn: a round, or a part of a long one.
+
+    Attributes:
+        text: The text, each message after its speaker.
+        said: Role, name, begin and end of each message's own words in the text.
+        messages: The ids of the messages.
+        stems: The words of each message.
+        is_worth: Whether it is to be embedded; greetings and consent are not.
+        importance: From 1 to 10; None if unrated.
+        vector: Of length 1; None if it is not embedded.
+    """
+
+    text: str
+    said: list[list[Any]]
+    messages: list[str]
+    stems: list[list[str]]
+    is_worth: bool
+    importance: float | None = None
+    vector: Vector | None = None
+
+    def document(self, place: Mapping[str, Any]) -> Document:
+        """Return the record as a document, with metadata that tell where it stands."""
+        return Document(self.text, metadata={**place, "said": self.said, "messages": self.messages})
+
+
+@dataclass(slots=True)
+class TurnIndex:
+    """What a vector memory derives from a turn."""
+
+    records: list[TurnRecord]
+    sketch: Sketch = ()
+    """That of the model of the vectors; empty if there are none."""
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all records that are to have a vector have one."""
+        return all(record.vector is not None or not record.is_worth for record in self.records)
+
+
+class Stored(NamedTuple):
+    """A record as a memory holds it in process."""
+
+    document: Document
+    entry: IndexRecord
+    vector: Vector | None
+    notes: dict[Any, Any]  # what was made of the document to show it
+
+
+def derive(messages: Sequence[BaseMessage], splitter: Splitter) -> TurnIndex:
+    """Make the records of a turn: of each user's input, with all that follows it, one, or several if it is long.
+
+    Args:
+        messages: The turn, oldest first.
+        splitter: Splits long texts.
+
+    Returns:
+        The index, without vectors and ratings.
+    """
+    made: list[TurnRecord] = []
+    for round_ in rounds_of([Segment(messages, UNDATED, native=True)], UNDATED):
+        for document in documents_of(round_, ("-", "-"), 0, splitter):
+            known = document.metadata
+            words = index_record_of(document).said
+            stems = [list(utterance.stems) for utterance in words]
+            is_worth = not is_small_talk(lines_of_document(document))
+            made.append(TurnRecord(document.page_content, known["said"], known["messages"], stems, is_worth))
+    return TurnIndex(made[:ROOM])
+
+
+def encode(index: TurnIndex) -> bytes:
+    """Encode an index; one that is too large loses its vectors."""
+    vectors = [record.vector for record in index.records if record.vector is not None]
+    lines = [
+        [
+            record.text,
+            record.said,
+            record.messages,
+            [" ".join(stems) for stems in record.stems],
+            int(record.is_worth),
+            int(record.vector is not None),
+            record.importance,
+        ]
+        for record in index.records
+    ]
+    head = [STEMS_VERSION, list(index.sketch), lines]
+    packed = zlib.compress(json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
+    made = VERSION + len(packed).to_bytes(4, "big") + packed
+    made += b"".join(vector.astype("<f2").tobytes() for vector in vectors)
+    if len(made) > LARGEST and vectors:
+        for record in index.records:
+            record.vector, record.is_worth = None, False
+        return encode(index)
+    return made
+
+
+def decode(data: bytes | None) -> TurnIndex | None:
+    """Decode an index; None if there is none, or it is damaged, or of another version: then it is made anew."""
+    if not data or data[:1] != VERSION:
+        return None
+    try:
+        end = 5 + int.from_bytes(data[1:5], "big")
+        version, sketch, lines = json.loads(zlib.decompress(data[5:end]))
+        if version != STEMS_VERSION:
+            return None
+        records = []
+        dims = int(sketch[0]) if sketch else 0
+        vectors = np.frombuffer(data, "<f2", offset=end).astype(np.float32).reshape(-1, dims or 1)
+        used = 0
+        for text, said, messages, stems, is_worth, has_vector, importance in lines:
+            words = [line.split() for line in stems]
+            record = TurnRecord(text, said, messages, words, bool(is_worth), importance)
+            if has_vector:
+                record.vector = vectors[used]
+                used += 1
+            records.append(record)
+    except (IndexError, TypeError, ValueError, zlib.error):
+        return None
+    return TurnIndex(records, tuple(sketch)) if used == len(vectors) or not dims else None
+
+
+def sketch_of(probe: Vector) -> Sketch:
+    """Return what recognizes an embedding model, given its vector of the text that all are asked for."""
+    return (len(probe), *(round(float(number), 3) for number in probe[:SKETCHED]))
+
+
+def same_model(one: Sketch, other: Sketch) -> bool:
+    """Return whether two sketches are of the same model."""
+    if not one or not other or one[0] != other[0]:
+        return False
+    return all(abs(a - b) <= NEAR for a, b in zip(one[1:], other[1:], strict=False))
+
+
+def stored_records(index: TurnIndex, row: ChangedRow, ttl: timedelta | None) -> list[Stored]:
+    """Return the records of a row as a memory holds them, in order."""
+    ends = [row.expires_at] if row.expires_at else []
+    if ttl is not None and row.created_at is not None:
+        ends.append(row.created_at + ttl)
+    expires_at = min(ends, default=None)
+    made = []
+    for number, record in enumerate(index.records):
+        place = {
+            "session_id": row.session_id,
+            "round_id": f"{row.session_id}:{row.seq}",
+            "position": row.seq * ROOM + number,
+            "created_at": row.created_at,
+            "expires_at": expires_at,
+            "epoch": row.epoch,
+            "importance": record.importance,
+        }
+        document = record.document(place)
+        document.id = f"{row.session_id}:{row.seq}:{number}"
+        entry = index_record_of(document, stems=record.stems)
+        made.append(Stored(document, entry, record.vector, {}))
+    return made
