@@ -59,10 +59,11 @@ class Postings:
     until the index is rebuilt.
     """
 
-    __slots__ = ("_messages", "asks", "lengths", "slots", "speakers", "spoken", "words")
+    __slots__ = ("_messages", "asks", "first", "lengths", "slots", "speakers", "spoken", "words")
 
     def __init__(self) -> None:
         self.slots = array("q")  # for each message, the slot of its record
+        self.first = array("q")  # for each slot, the number of its first message
         self.lengths = array("q")  # for each message, its number of words
         self.asks = array("b")  # for each message, whether it only asks and states nothing
         self.spoken = array("q")  # for each message, the number of its speaker
@@ -79,8 +80,9 @@ class Postings:
         return stem in self._messages
 
     def add(self, slot: int, said: Sequence[Utterance]) -> None:
-        """Add the messages of a record."""
+        """Add the messages of the record in the next slot."""
         known = self._messages
+        self.first.append(len(self.slots))
         for role, name, marked in said:
             asks = marked[-1:] == (ASKS,)
             stems = marked[:-1] if asks else marked
@@ -134,8 +136,7 @@ class IndexSnapshot:
         self.removed = not live.all()
         told = set(np.bincount(self.spoken[live]).nonzero()[0].tolist())
         self.speakers: dict[int, Speaker] = {n: speaker for speaker, n in postings.speakers.items() if n in told}
-        # Messages are appended in the order of slots, so that a binary search finds the first one of each record.
-        self.first = np.searchsorted(message_slots, self.slots)
+        self.first = np.array(postings.first)[self.slots]  # the first message of each record
         self.lengths: Doubles = np.bincount(self.row[live], lengths[live], minlength=len(entries)).astype(np.float64)
         self.mean_length = float(self.lengths.sum()) / max(len(entries), 1) or 1.0
         self.times = times[self.slots]

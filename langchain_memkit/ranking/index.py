@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from threading import RLock
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,9 @@ class Index:
         [1.0, 0.0]
     """
 
+    _entries: list[IndexRecord | None]
+    _alive: array[int]
+
     def __init__(self) -> None:
         self.lock = RLock()
         self.dims: int | None = None
@@ -90,7 +93,12 @@ class Index:
 
     @property
     def entries(self) -> list[IndexRecord]:
-        """The records in the order in which they were added, which is the order of all score arrays."""
+        """The records in the order in which they were added, which is the order of all score arrays.
+
+        The list is not to be changed; it may grow when a record is added, and only then.
+        """
+        if len(self._entries) == self.count:
+            return cast("list[IndexRecord]", self._entries)
         return [entry for entry in self._entries if entry is not None]
 
     @property
@@ -152,6 +160,7 @@ class Index:
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove records; missing ids are ignored."""
+        self._entries = list(self._entries)  # who reads the list of before goes on with that
         for record_id in ids:
             slot = self._slots.pop(record_id, None)
             entry = None if slot is None else self._entries[slot]
@@ -262,7 +271,7 @@ class Index:
     def _begin(self) -> None:
         self.count = 0
         self._slots: dict[str, int] = {}
-        self._entries: list[IndexRecord | None] = []
+        self._entries = []
         self._alive = array("b")
         self._embedded = array("b")
         self._times = array("d")
