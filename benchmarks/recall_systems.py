@@ -82,7 +82,7 @@ class Memkit:
         self.now = datetime.now(UTC)
         self.store = store = SQLiteVectorStore(folder / "memkit.db", embeddings or DeterministicFakeEmbedding(size=8))
         ranking = Ranking() if embeddings else Ranking(relevance=0.0)
-        size = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
+        size: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
         self.memories = VectorMemory.factory(store, ranking=ranking, now=lambda: self.now, **size)
 
     def save(self, dialogue: Dialogue) -> None:

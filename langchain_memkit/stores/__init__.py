@@ -7,6 +7,7 @@ the extra `vector`). docs/backends.md writes one in full. The names below are pu
 
 from langchain_memkit._sync import Flow, Operation, Step, adrive, drive, drive_in_thread
 from langchain_memkit.stores.backend import StoreBackend
+from langchain_memkit.stores.changes import ChangedRow, Changes, Place
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore
 from langchain_memkit.stores.history_rows import (
     EMPTY,
@@ -34,6 +35,8 @@ __all__ = [
     "EMPTY",
     "MARKER_TTL",
     "Batch",
+    "ChangedRow",
+    "Changes",
     "Edit",
     "Flow",
     "HistoryFactory",
@@ -43,6 +46,7 @@ __all__ = [
     "Operation",
     "Page",
     "PageLimit",
+    "Place",
     "ReadVersion",
     "ReplacedTurns",
     "SessionDetails",

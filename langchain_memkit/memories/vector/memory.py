@@ -446,6 +446,14 @@ class HistoryVectorMemory(VectorMemory):
 
     # -- the turn
 
+    def check_history(self, history: Any) -> None:
+        """Raise `ConfigurationError` if a history changes what it stores, in the place where this memory reads."""
+        if self._recalls(history) and not keeps_index(history):
+            raise ConfigurationError(
+                f"{type(history).__name__} changes what it stores, and this memory reads it there as it is stored: "
+                f"give the memory histories of its own, as in {OWN}"
+            )
+
     def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
         """Derive what a history is to store with a turn; nothing if that history is not what this memory recalls.
 
@@ -455,9 +463,6 @@ class HistoryVectorMemory(VectorMemory):
 
         Returns:
             The data by name, for `append_turn(index=)`.
-
-        Raises:
-            ConfigurationError: The history changes what it stores, in the place where this memory reads.
         """
         return drive(self._index_turn(history, messages))
 
@@ -488,11 +493,6 @@ class HistoryVectorMemory(VectorMemory):
     async def _index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
         if self.read_only or not self._recalls(history):
             return {}
-        if not keeps_index(history):
-            raise ConfigurationError(
-                f"{type(history).__name__} changes what it stores, and this memory reads it there as it is stored: "
-                f"give the memory histories of its own, as in {OWN}"
-            )
         return {VECTORS: await self._log.derive(self._user, messages)}
 
     def _recalls(self, history: Any) -> bool:

@@ -79,10 +79,10 @@ class UserRecords:
         for name in names:
             self.stored.pop(name, None)
 
-    def evict(self, most: int) -> None:
+    def evict(self, most: int | None) -> None:
         """Drop the records above a number, first those that were never recalled, the oldest first."""
         undated = datetime.min.replace(tzinfo=UTC)
-        spare = len(self.index) - most
+        spare = 0 if most is None else len(self.index) - most
         if spare <= 0:
             return
         places = {name: place for place, names in self.ids.items() for name in names}
@@ -272,14 +272,13 @@ class TurnLog:
             found = held.log.news()
             come = {row.place for row in found.come}
             for place in found.gone:
-                held.lacking.pop(place, None)
                 if place not in come:
+                    held.lacking.pop(place, None)
                     held.drop(place)
                     held.known.pop(place, None)
             for row in sorted(found.come, key=lambda row: row.created_at or undated):
                 self._take_row(held, row)
-            if self._max_records is not None:
-                held.evict(self._max_records)
+            held.evict(self._max_records)
 
     def _take_row(self, held: UserRecords, row: ChangedRow) -> None:
         if recalled := row.index.get(RECALLED):
@@ -298,6 +297,7 @@ class TurnLog:
             for record in index.records:
                 record.vector = None
         held.put(row, index, self._ttl)
+        held.lacking.pop(row.place, None)
         if not index.is_embedded:
             held.lacking[row.place] = row
 
@@ -325,6 +325,7 @@ class TurnLog:
                 for row in rows:
                     if is_embedded or row.place not in there:
                         held.lacking.pop(row.place, None)
+                held.evict(self._max_records)
             if keeps and fresh:
                 held.known |= {place: data for place, _, data in fresh}
                 if is_embedded:  # each row once: another process may use another model

@@ -26,7 +26,11 @@ from pymongo.errors import PyMongoError
 from gatekit.checker import Journal, read_journals
 from gatekit.races import LOCKED, Watched, hooked
 from gatekit.systems import SYSTEMS, Place, answer_to, config, split_turns
+from langchain_memkit import VectorMemory, WordLlamaEmbeddings
+from langchain_memkit._histories import keeps_index
+from langchain_memkit._sync import drive
 from langchain_memkit.errors import ConfigurationError, MemkitError
+from langchain_memkit.memories.vector.turn_index import ROOM
 
 GENERATION = 3.0  # seconds
 PLAIN = [("u1", "s1"), ("u1", "s2"), ("u2", "s1"), ("", "s1"), ("u3", "soft"), ("u3", "ttl")]
@@ -50,6 +54,7 @@ WEIGHTS = {
     "delete": 4,
     "read": 30,
     "read turns": 14,
+    "look": 14,
     "edit": 8,
     "retried edit": 3,
     "undo": 4,
@@ -74,6 +79,9 @@ class Worker:
         self.hidden: list[tuple[Any, ...]] = []  # to be shown again
         self.edits: list[tuple[Any, ...]] = []  # arguments of `_replace`
         self.stored: list[tuple[Any, ...]] = []  # to be hidden: where, token, position, since when
+        # What it recalls is kept up to date by looks, as long as this process lives.
+        able = hasattr(histories, "turn_store") and keeps_index(histories("-"))
+        self.recalls = VectorMemory.factory(histories, WordLlamaEmbeddings(64), floor=None) if able else None
 
     def do(
         self,
@@ -166,8 +174,13 @@ class Worker:
             return answer_to(messages)
 
         with self._noted("append", where, tokens=[token], guarded=True) as note:
+            # A memory has something stored in the row of the turn, and reads while the history is read.
+            memories = [self.recalls] if self.recalls and user and self.chance.random() < 0.5 else []
             chain = SYSTEMS["memkit"]().chain(
-                RunnableLambda(model), lambda session_id, user_id=None: self._open(where), on_dropped_turn="raise"
+                RunnableLambda(model),
+                lambda session_id, user_id=None: self._open(where),
+                memories=memories,
+                on_dropped_turn="raise",
             )
             chain.invoke(token, config(session, user or None))
 
@@ -228,6 +241,21 @@ class Worker:
             note["seen"] = seen
             note["half"] = split_turns([text for text, _ in said])
         return seen
+
+    def _look(self, where: tuple[str, str]) -> None:
+        """What a memory that is kept up to date by what changed would recall of a session."""
+        user, session = where
+        if not user or self.recalls is None:
+            return
+        log: Any = self.recalls._core.store
+        with self._noted("read", where) as note:
+            held = drive(log.look(user))
+            entries = [entry for entry in held.index.entries if entry.session == session]
+            found = [(entry.position, held.stored[entry.id].document.page_content) for entry in entries]
+            said = [(line.partition(": ")[2], at // ROOM) for at, text in sorted(found) for line in text.split("\n")]
+            note["seen"] = [(text, seq) for text, seq in said if not text.startswith("re: ")]
+            note["half"] = split_turns([text for text, _ in said])
+            note["look"] = True
 
     def _edit(self, where: tuple[str, str]) -> None:
         """One of the last turns of the session, which is read first, is replaced with all after it."""
