@@ -20,7 +20,7 @@ from gatekit.systems import Place, config, echo, split_turns, texts
 
 from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 
-LEVELS = 14  # pages of room, from none to what a turn takes
+LEVELS = 18  # pages of room, from none to what a turn takes
 TURNS, MANY = 12, 40
 
 

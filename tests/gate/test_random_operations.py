@@ -42,7 +42,8 @@ def show(name: str, verdict: Verdict, counts: dict[str, int]) -> None:
     print(
         f"{name}: {verdict.operations} operations, {verdict.acknowledged} appends acknowledged, {verdict.unknown} "
         f"unknown, {verdict.refused} refused, {verdict.retried} turns sent again, {verdict.erases} erases, "
-        f"{verdict.reads} reads of {verdict.turns_seen} turns checked; {verdict.families} families of sessions that "
+        f"{verdict.reads} reads of {verdict.turns_seen} turns checked, {verdict.looks} of them by a memory; "
+        f"{verdict.families} families of sessions that "
         f"were edited or copied; done {dict(verdict.done)}; {counts}; wrong: {dict(verdict.kinds)}"
     )
     print("\n".join(verdict.wrong[:30]))
@@ -96,6 +97,7 @@ def test_histories_under_a_storm(
     figure(f"{place.kind}: operations", verdict.operations, at_least=100)
     figure(f"{place.kind}: appends acknowledged", verdict.acknowledged, at_least=50)
     figure(f"{place.kind}: reads checked", verdict.reads, at_least=50)
+    figure(f"{place.kind}: what a memory recalls, checked", verdict.looks, at_least=20)
     figure(f"{place.kind}: processes killed", storm.counts["killed"], at_least=KILLS)
     figure(f"{place.kind}: stopped in an append", storm.counts["stopped in an append"], at_least=KILLS)
     figure(

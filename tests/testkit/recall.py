@@ -20,6 +20,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import WordLlamaEmbeddings
+from langchain_memkit.base import Now, utc_now
 from langchain_memkit.memories.vector import VectorMemory, VectorMemoryFactory
 from langchain_memkit.testing._styles import Call
 from langchain_memkit.testing.memories import MemoryContract
@@ -27,6 +28,7 @@ from langchain_memkit.testing.memories import MemoryContract
 __all__ = ["RecallContract"]
 
 MakeMemory: TypeAlias = Callable[..., VectorMemory]
+OpenHistories: TypeAlias = Callable[[Now], Any]
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -97,21 +99,23 @@ class RecallContract(MemoryContract):
 
 
 class HistoryRecallContract(RecallContract):
-    """The same for memories over histories; give it a `histories` fixture with an empty factory for each test."""
+    """The same for memories over histories.
+
+    Give it the fixture `open_histories`: a function of a clock that returns a factory of histories in one place, which
+    is empty when a test begins.
+    """
 
     @pytest.fixture
-    def make_memory(self, histories: Any) -> MakeMemory:
+    def make_memory(self, open_histories: OpenHistories) -> MakeMemory:
         """Return a function that opens memories over the histories."""
 
         def make(session_id: str, user_id: str | None = None, **options: Any) -> VectorMemory:
-            clock = options.get("now")
-            if clock is not None:
-                histories.turn_store._now = clock
+            histories = open_histories(options.get("now", utc_now))
             return VectorMemory.factory(histories, WordLlamaEmbeddings(), **options)(session_id, user_id)
 
         return make
 
     @pytest.fixture
-    def factory(self, histories: Any) -> VectorMemoryFactory:
+    def factory(self, open_histories: OpenHistories) -> VectorMemoryFactory:
         """Return a factory of memories over the histories."""
-        return VectorMemory.factory(histories, WordLlamaEmbeddings())
+        return VectorMemory.factory(open_histories(utc_now), WordLlamaEmbeddings())

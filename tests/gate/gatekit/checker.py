@@ -47,6 +47,7 @@ class Operation:
         into: The new session of a fork.
         answer: Of an undo: whether there was an edit.
         titles: Of a list of titles: each session that has one, with it.
+        look: Of a read: whether a memory tells what it would recall.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Operation:
     into: str = ""
     answer: bool | None = None
     titles: Mapping[str, str] = field(default_factory=dict)
+    look: bool = False
 
     @property
     def done(self) -> bool:
@@ -142,6 +144,7 @@ class Verdict:
     refused: int = 0
     retried: int = 0
     families: int = 0
+    looks: int = 0
     done: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -181,6 +184,7 @@ def check(operations: Sequence[Operation], stored: Mapping[tuple[str, str], set[
     verdict.unknown = sum(each.kind == "append" and each.latest == math.inf for each in operations)
     verdict.erases = sum(each.kind in ("clear", "purge", "delete") and each.done for each in operations)
     verdict.refused = sum(each.error == "StaleTurnError" for each in operations)
+    verdict.looks = sum(each.look and each.done for each in operations)
     verdict.done = Counter(each.kind for each in operations if each.done)
     return verdict
 

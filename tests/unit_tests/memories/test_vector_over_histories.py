@@ -36,10 +36,9 @@ ASKED = "What is the name of my cat?"
 
 class TestSQLite(HistoryRecallContract, RecallCases):
     @pytest.fixture
-    def histories(self, tmp_path: Path) -> Any:
+    def open_histories(self, tmp_path: Path) -> Any:
         """Histories in a file."""
-        with SQLiteChatMessageHistory.factory(tmp_path / "chat.db") as made:
-            yield made
+        return lambda now: SQLiteChatMessageHistory.factory(tmp_path / "chat.db", now=now)
 
 
 class Remote(WordLlamaEmbeddings):

@@ -1,0 +1,78 @@
+"""Vector memory over MongoDB histories: the contract of recall, and the commands that turns cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import AsyncMongoClient, MongoClient
+
+from langchain_memkit import (
+    MongoDBChatMessageHistory,
+    VectorMemory,
+    WordLlamaEmbeddings,
+    create_runnable_with_message_history,
+    session,
+)
+from langchain_memkit.messages.notes import is_note
+from langchain_memkit.testing import FakeChatModel
+from testkit.memories import RecallCases
+from testkit.recall import HistoryRecallContract
+
+SESSIONS = 40
+ASKED = ["What is film 7?", "Which film did I see?", "Was film 12 good?", "It rains.", "What did I say of film 30?"]
+
+
+class TestMongoDB(HistoryRecallContract, RecallCases):
+    @pytest.fixture
+    def open_histories(self, standalone: Any, database: str) -> Any:
+        """Histories in a collection."""
+        return lambda now: MongoDBChatMessageHistory.factory(standalone.uri, database, now=now)
+
+
+@pytest.fixture
+def filled(server: Any, database: str) -> str:
+    """A database with 60 rounds of a user in 40 sessions, which have no index yet."""
+    with MongoDBChatMessageHistory.factory(server.uri, database) as histories:
+        for i in range(60):
+            said = [HumanMessage(f"I saw film {i}, it was good."), AIMessage("What is it about?")]
+            histories(f"s{i % SESSIONS}", "u1").add_messages(said)
+        VectorMemory.factory(histories, WordLlamaEmbeddings())("s1", "u1").index(progress=False)
+    return database
+
+
+def _chain(histories: Any) -> tuple[Any, FakeChatModel]:
+    model = FakeChatModel()
+    memories = VectorMemory.factory(histories, WordLlamaEmbeddings())
+    return create_runnable_with_message_history(model, histories, memories=[memories]), model
+
+
+def test_ten_turns(server: Any, filled: str, listener: Any) -> None:
+    """A turn is two finds and an insert: the history, what changed, the turn with its index."""
+    with MongoClient(server.uri, event_listeners=[listener]) as client:
+        chain, model = _chain(MongoDBChatMessageHistory.factory(client=client, database_name=filled))
+        chain.invoke("Hello there, I am back.", session("now", user_id="u1"))
+        listener.sent.clear()
+        for i in range(10):
+            chain.invoke(ASKED[i % 5], session("now", user_id="u1"))
+        assert Counter(name for name, _ in listener.sent) == {"find": 20, "insert": 10}
+    notes = [message.text for messages in model.calls[1:] for message in messages if is_note(message)]
+    assert sum("film 7" in note for note in notes) >= 2
+
+
+def test_ten_turns_async(server: Any, filled: str, listener: Any) -> None:
+    """The same on an event loop."""
+
+    async def run() -> None:
+        async with AsyncMongoClient(server.uri, event_listeners=[listener]) as client:
+            chain, _ = _chain(MongoDBChatMessageHistory.factory(async_client=client, database_name=filled))
+            await chain.ainvoke("Hello there, I am back.", session("now", user_id="u1"))
+            listener.sent.clear()
+            for i in range(10):
+                await chain.ainvoke(ASKED[i % 5], session("now", user_id="u1"))
+            assert Counter(name for name, _ in listener.sent) == {"find": 20, "insert": 10}
+
+    asyncio.run(run())
