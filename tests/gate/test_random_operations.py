@@ -28,6 +28,7 @@ from gatekit.systems import Place
 from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.base import Turn
 from langchain_memkit.errors import HistoryWriteError, StaleTurnError
+from langchain_memkit.stores.changes import ChangedRow, Changes
 
 SAID = re.compile("said-[a-z0-9]+-[a-z0-9]+")
 OPERATIONS = 1000
@@ -398,6 +399,38 @@ class ForksOver(Sound):
         return super().fork(session_id, at=at)
 
 
+class TellsOtherwise(Sound):
+    """Tells a memory otherwise what changed."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        told = self._store.changes
+
+        async def changes(*args: Any) -> Changes:
+            found = await told(*args)
+            return found._replace(rows=[row for row in found.rows if self.tells(row)])
+
+        self._store.changes = changes  # type: ignore[method-assign]
+
+    def tells(self, row: ChangedRow) -> bool:
+        """Whether the memory is told of a row."""
+        raise NotImplementedError
+
+
+class TellsOfNoClear(TellsOtherwise):
+    """Leaves tombstones out."""
+
+    def tells(self, row: ChangedRow) -> bool:
+        return row.kind != "tombstone"
+
+
+class TellsOfSomeTurns(TellsOtherwise):
+    """Leaves every fifth row out."""
+
+    def tells(self, row: ChangedRow) -> bool:
+        return not self.sometimes()
+
+
 class Wrapped:
     """A factory with a fault."""
 
@@ -500,6 +533,8 @@ FAULTS = {
     ForksTooMuch: "content left",
     ForksOver: "fork unexplained",
     PurgesNoCopies: "erased, and shown",
+    TellsOfNoClear: "erased, and shown",
+    TellsOfSomeTurns: "lost",
     TitlesNothing: "a title lost",
     KeepsTitles: "a title erased, and shown",
     LeavesTitles: "a title left",
