@@ -203,9 +203,15 @@ class UserLog:
             self._news = self._news.followed_by(self.apply(rows, now))
 
     @property
-    def has_news(self) -> bool:
-        """Whether anything changed since the last call of `news`."""
-        return bool(self._news.gone or self._news.come)
+    def unread(self) -> int:
+        """How many turns came or went since the last call of `news`."""
+        return len(self._news.gone) + len(self._news.come)
+
+    def row_at(self, place: Place) -> ChangedRow | None:
+        """Return the turn that is shown at a place; None if there is none."""
+        session_id, seq = place
+        session = self._sessions.get(session_id)
+        return session.shown.get(seq) if session else None
 
     def news(self) -> Difference:
         """Return what changed since the last call, and begin anew: to be used in the order of the calls."""

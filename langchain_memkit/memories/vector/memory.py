@@ -537,7 +537,7 @@ class HistoryVectorMemory(VectorMemory):
         store = getattr(messages, "store", None)
         self.save_was_checked = store is not None and self._log.store.is_same(store)
         if self.save_was_checked:  # the turn is stored there already
-            await self._embed_later()
+            await self._complete_later()
             return
         history = self._log.histories(self._session, self._user)
         given = await self._unsaved(history, messages)
@@ -553,7 +553,7 @@ class HistoryVectorMemory(VectorMemory):
         except (StaleTurnError, IdempotencyConflictError) as error:
             logger.warning("vector memory does not keep a turn: %s", error)
             return
-        await self._embed_later()
+        await self._complete_later()
 
     async def _unsaved(self, history: Any, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return those of the messages that its own history does not have yet, as their ids or their texts tell."""
@@ -566,9 +566,9 @@ class HistoryVectorMemory(VectorMemory):
         last = await Step(lambda: history.tail(max_messages=count), lambda: history.atail(max_messages=count))
         return [] if same_messages(last, given) else given
 
-    async def _embed_later(self) -> None:
-        """Make the vectors that were not stored with a turn, since the model is not local."""
-        if not self._log.is_local:
+    async def _complete_later(self) -> None:
+        """Make what was not stored with a turn, since a server has to be asked for it."""
+        if not self._log.is_whole_at_once:
             await self._log.look(self._user)
 
     async def _delete_messages(self, ids: Collection[str]) -> int:

@@ -22,7 +22,7 @@ from langchain_memkit.memories.rebuildable import UNDATED, Segment
 from langchain_memkit.memories.vector.rounds import Splitter, documents_of, is_small_talk, lines_of_document, rounds_of
 from langchain_memkit.ranking.records import IndexRecord, index_record_of
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
-from langchain_memkit.stores.changes import ChangedRow
+from langchain_memkit.stores.changes import ChangedRow, Place
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 Sketch: TypeAlias = tuple[float, ...]
@@ -79,6 +79,7 @@ class TurnIndex:
 class Stored(NamedTuple):
     """A record as a memory holds it in process."""
 
+    place: Place
     document: Document
     entry: IndexRecord
     vector: Vector | None
@@ -189,5 +190,5 @@ def stored_records(index: TurnIndex, row: ChangedRow, ttl: timedelta | None) -> 
         document = record.document(place)
         document.id = f"{row.session_id}:{row.seq}:{number}"
         entry = index_record_of(document, stems=record.stems)
-        made.append(Stored(document, entry, record.vector, {}))
+        made.append(Stored(row.place, document, entry, record.vector, {}))
     return made

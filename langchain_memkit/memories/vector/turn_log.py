@@ -6,6 +6,7 @@ stored it, is made then, the newest turns first, and kept in the row.
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +21,10 @@ from langchain_core.messages import BaseMessage
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Flow, Step, call_user_function, cpu_bound
-from langchain_memkit.base import Now, describe_error, describe_type
+from langchain_memkit.base import Now, describe_error, describe_type, describe_value
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, logger
 from langchain_memkit.memories.vector import turn_index
+from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.rounds import Splitter
 from langchain_memkit.memories.vector.turn_index import Sketch, Stored, TurnIndex, TurnRecord, Vector
 from langchain_memkit.ranking.index import Index, IndexRecord, digest_of, unit_vectors
@@ -39,6 +41,8 @@ RECALLED = "recalled"
 PROBE = "The quick brown fox jumps over the lazy dog."
 """The text by whose vector a model is recognized."""
 CACHE_BYTES = 96 * 2**20
+MANY = 50  # rows that are held without a thread
+SHORT = 2000  # characters that are split and stemmed without one
 TEXT_BYTES = 3000  # of a record in process, besides its index
 
 
@@ -139,7 +143,10 @@ class TurnLog:
         self.histories = histories
         self.embedding = embedding
         self.store = histories.turn_store
-        self.is_local = bool(getattr(embedding, "is_local", False))
+        self._embeds_at_once = bool(getattr(embedding, "is_local", False))
+        self._rates_at_once = importance is plain_importance or bool(getattr(importance, "is_local", False))
+        self.is_whole_at_once = self._embeds_at_once and (self._rates_at_once or importance is None)
+        """Whether a turn is stored with all that is derived from it: no server has to be asked."""
         self.read_only = read_only
         self._splitter = splitter
         self._importance = importance
@@ -209,21 +216,21 @@ class TurnLog:
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         """Store when records were recalled, in the rows of their turns."""
         held = self._held(user_id)
-        rows = {row.place: row for row in held.log.shown()}
-        places = {place for place, names in held.ids.items() if not set(names).isdisjoint(ids)}
+        places = {held.stored[name].place for name in ids if name in held.stored}
         held.recalled |= dict.fromkeys(places, at)
         data = struct.pack(">d", at.timestamp())
-        await self._keep(user_id, RECALLED, [(place, rows[place].op, data) for place in sorted(places & rows.keys())])
+        rows = [row for place in sorted(places) if (row := held.log.row_at(place))]
+        await self._keep(user_id, RECALLED, [(row.place, row.op, data) for row in rows])
 
     # -- deriving
 
-    async def derive(self, user_id: str, messages: Sequence[BaseMessage], *, whole: bool | None = None) -> bytes:
-        """Make the index of a turn that is to be stored; vectors are in it if the model is local, or `whole`."""
+    async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes:
+        """Make the index of a turn that is to be stored: what a server has to be asked for is not in it yet."""
         size = sum(len(str(message.content)) for message in messages)
-        index = await cpu_bound(lambda: turn_index.derive(messages, self._splitter), long=size > 2000)
-        if self.is_local if whole is None else whole:
+        index = await cpu_bound(lambda: turn_index.derive(messages, self._splitter), long=size > SHORT)
+        if self._embeds_at_once:
             await self._embed(user_id, [index])
-        if self._importance is not None:
+        if self._rates_at_once:
             await self._rate(index.records)
         return turn_index.encode(index)
 
@@ -241,9 +248,9 @@ class TurnLog:
         held = self._held(user_id)
         names = [VECTORS, RECALLED]
         await self._step(lambda: catch_up(self.store, user_id, held.log, names, self._now()))
-        if not self._sketch and held.log.has_news:
+        if not self._sketch and held.log.unread:
             await self._recognize()
-        await cpu_bound(partial(self._take, held), long=held.log.has_news)
+        await cpu_bound(partial(self._take, held), long=held.log.unread > MANY)
         is_paused = time.monotonic() - self._failed_at < self._pause
         if held.lacking and not (is_paused and held.lacking.keys() <= held.ids.keys()):
             await self._complete(user_id, held, keeps=keeps, most=self._lazy if most is None else most)
@@ -298,7 +305,8 @@ class TurnLog:
                 record.vector = None
         held.put(row, index, self._ttl)
         held.lacking.pop(row.place, None)
-        if not index.is_embedded:
+        is_rated = self._importance is None or all(record.importance is not None for record in index.records)
+        if not (index.is_embedded and is_rated):
             held.lacking[row.place] = row
 
     # -- making what is lacking
@@ -310,6 +318,7 @@ class TurnLog:
         for begin in range(0, len(newest), batch):
             rows = newest[begin : begin + batch]
             made = await self._made(user_id, rows)
+            await self._try_to_rate(record for _, index in made for record in index.records)
             is_embedded = await self._try_to_embed(user_id, [index for _, index in made])
             fresh: list[tuple[Place, str, bytes]] = []
             with held.index.lock:
@@ -345,10 +354,7 @@ class TurnLog:
         turns = await self._step(lambda: self.store.turns_at(user_id, absent)) if absent else []
         for session_id, turn in turns:
             work = partial(turn_index.derive, turn.messages, self._splitter)
-            index = await cpu_bound(work, long=len(turn.messages) > 10)
-            if self._importance is not None:
-                await self._rate(index.records)
-            made[session_id, turn.seq] = index
+            made[session_id, turn.seq] = await cpu_bound(work, long=len(turn.messages) > 10)
         return [(row, made[row.place]) for row in rows if row.place in made]
 
     async def _try_to_embed(self, user_id: str, made: Sequence[TurnIndex]) -> bool:
@@ -408,8 +414,21 @@ class TurnLog:
             raise ConfigurationError(f"the embedding model returned {len(vectors)} vectors for {len(texts)} texts")
         return unit_vectors(vectors, int(self._sketch[0]) if self._sketch else None)
 
+    async def _try_to_rate(self, records: Iterable[TurnRecord]) -> None:
+        """Rate what is not rated; what fails stays unrated in this process."""
+        if self._importance is None:
+            return
+        try:
+            await self._rate(records)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # an app's function raises anything
+            logger.warning("turns were not rated: %s", describe_error(error))
+
     async def _rate(self, records: Iterable[TurnRecord]) -> None:
         rated = [record for record in records if record.importance is None]
+        if not rated:
+            return
         texts = [record.text for record in rated]
         batch = getattr(self._importance, "batch", None)
         if batch is not None:
@@ -417,6 +436,9 @@ class TurnLog:
         else:
             values = [await call_user_function(self._importance, text, name="importance") for text in texts]
         for record, value in zip(rated, values, strict=True):
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                msg = f"importance must return a number from 1 to 10; got {describe_value(value)}"
+                raise ConfigurationError(msg)
             record.importance = float(value)
 
     async def _keep(self, user_id: str, name: str, made: list[tuple[Place, str, bytes]]) -> None:

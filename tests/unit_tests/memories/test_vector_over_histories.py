@@ -332,6 +332,24 @@ def test_an_index_that_is_damaged(path: Path, histories: Any) -> None:
             assert connection.execute("SELECT made FROM turn_indexes").fetchone()[0] != damage
 
 
+def test_a_turn_does_not_wait_to_be_rated(histories: Any) -> None:
+    """A model rates the importance of a turn once, after the turn was stored; another process reads the rating."""
+    rated: list[int] = []
+
+    def rate(text: str) -> int:
+        rated.append(len(histories("s1", "u1").messages))
+        return 9
+
+    memories = VectorMemory.factory(histories, WordLlamaEmbeddings(), importance=rate)
+    chat(histories, memories).invoke("My cat is called Nemo.", session("s1", user_id="u1"))
+    assert rated == [2]
+    weights = Ranking(importance=1.0)
+    other = VectorMemory.factory(histories, WordLlamaEmbeddings(), importance=rate, ranking=weights)
+    [hit] = other("s2", "u1").search(ASKED)
+    assert hit.parts["importance"] == pytest.approx(0.9)
+    assert rated == [2]
+
+
 def test_recency_is_remembered(histories: Any) -> None:
     """When a turn was recalled is kept in its row, for other processes."""
     histories("s1", "u1").add_messages(CAT)
