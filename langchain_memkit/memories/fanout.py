@@ -133,8 +133,6 @@ async def index_turn(memories: Sequence[Memory], history: Any, messages: Sequenc
     able = [memory for memory in memories if hasattr(memory, "index_turn")]
     found: dict[str, bytes] = {}
     for memory, made in zip(able, await _call_each(able, "index_turn", history, messages), strict=True):
-        if isinstance(made, ConfigurationError):
-            raise made
         if isinstance(made, Exception):
             logger.warning("%s did not index a turn, and does it later: %s", name_of(memory), describe_error(made))
         else:

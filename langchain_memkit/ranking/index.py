@@ -160,6 +160,9 @@ class Index:
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove records; missing ids are ignored."""
+        ids = [record_id for record_id in ids if record_id in self._slots]
+        if not ids:
+            return
         self._entries = list(self._entries)  # who reads the list of before goes on with that
         for record_id in ids:
             slot = self._slots.pop(record_id, None)

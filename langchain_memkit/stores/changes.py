@@ -33,6 +33,7 @@ class ChangedRow:
         created_at: When it was stored.
         expires_at: When it expires; None if it stays.
         index: What was derived from the turn, by name.
+        revision: What differs whenever anything of the row has changed, its text included.
     """
 
     session_id: str
@@ -46,6 +47,7 @@ class ChangedRow:
     created_at: datetime | None = None
     expires_at: datetime | None = None
     index: dict[str, bytes] = field(default_factory=dict)
+    revision: Any = None
 
     @property
     def place(self) -> Place:
@@ -60,11 +62,14 @@ class Changes(NamedTuple):
         rows: The rows, in the order in which they changed; each as it is now.
         mark: Where to go on; what it is depends on the store.
         has_more: Whether more rows follow at once.
+        anew: Whether the rows are all that there are, since the mark that was asked with is of other data: of a file
+            that was replaced, say.
     """
 
     rows: list[ChangedRow]
     mark: Any
     has_more: bool
+    anew: bool = False
 
 
 class Difference(NamedTuple):
@@ -144,6 +149,8 @@ class UserLog:
         """Where the next look goes on; None for the beginning."""
         self.looked_at: datetime | None = None
         """When the last look began."""
+        self.read_at: datetime | None = None
+        """When all rows were last read."""
         self.looks = 0
         """How many looks there were."""
         self.lock = RLock()
@@ -195,12 +202,32 @@ class UserLog:
             found = self.restart(rows, now) if anew else self.apply(rows, now)
             self._news = self._news.followed_by(found)
             self.looks, self.mark, self.looked_at = looks + 1, mark, now
+            if anew:
+                self.read_at = now
             return True
 
-    def add(self, rows: Iterable[ChangedRow], now: datetime) -> None:
-        """Take in rows that a look had missed; `news` has what changed by that. Older states must not be among them."""
+    def fill(self, rows: Iterable[ChangedRow], places: frozenset[Place], now: datetime) -> None:
+        """Take in those rows that stand at missing places, and give up the places of which there is none.
+
+        Args:
+            rows: Rows that were looked for.
+            places: What was missing then; others may have come meanwhile, and are newer.
+            now: The present.
+        """
         with self.lock:
-            self._news = self._news.followed_by(self.apply(rows, now))
+            sought = places & self._missing
+            found = [row for row in rows if row.place in sought]
+            self._news = self._news.followed_by(self.apply(found, now))
+            self.give_up(sought)
+
+    def epoch_of(self, session_id: str) -> int:
+        """Return the epoch that a turn of a session sees; of an empty one that of the user's last purge, or 0."""
+        with self.lock:
+            for name in (session_id, ""):
+                session = self._sessions.get(name)
+                if session and session.rows:
+                    return session.rows[max(session.rows)].epoch
+        return 0
 
     @property
     def unread(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from langchain_memkit.stores.changes import ChangedRow, UserLog
+from langchain_memkit.stores.changes import Changes, UserLog
 from langchain_memkit.stores.history import TurnStore
 
 
@@ -20,6 +20,7 @@ async def catch_up(
     page: int = 1000,
     slack: float = 10.0,
     longest: timedelta = timedelta(hours=1),
+    whole: timedelta = timedelta(hours=6),
 ) -> None:
     """Read what changed in a user's turns since the last look into the log, whose `news` tells it; a flow of the store.
 
@@ -34,31 +35,35 @@ async def catch_up(
         slack: Seconds from which on before the mark rows are read again: a row may become visible after rows that
             changed later. If one came later than that, the next turn of its session shows the gap.
         longest: The longest time between two looks.
+        whole: How long what was missed, or was changed past memkit, may go unnoticed: then everything is read anew.
 
     Raises:
         HistoryReadError: The store cannot be reached or read. The log is as if no look had been made.
     """
     while True:
-        looks = log.looks
-        is_new = log.looked_at is None or now - log.looked_at > longest
-        rows, mark = await _rows_since(store, user_id, None if is_new else log.mark, names, page, slack)
-        if log.take(rows, mark, looks, now, anew=is_new):
+        looks, since = log.looks, log.mark
+        is_due = _is_ago(log.looked_at, now, longest) or _is_ago(log.read_at, now, whole)
+        found = await _read_since(store, user_id, None if is_due else since, names, page, slack)
+        is_whole = is_due or found.anew
+        if log.take(found.rows, found.mark, looks, now, anew=is_whole):
             break
-    if log.missing and not is_new:
-        missing = log.missing
-        again, _ = await _rows_since(store, user_id, mark, names, page, longest.total_seconds())
-        log.add((row for row in again if row.place in missing), now)
-        log.give_up(missing)
+    missing = log.missing
+    if missing and not is_whole:
+        again = await _read_since(store, user_id, found.mark, names, page, longest.total_seconds())
+        log.fill(again.rows, missing, now)
 
 
-async def _rows_since(
+def _is_ago(moment: datetime | None, now: datetime, longest: timedelta) -> bool:
+    return moment is None or now - moment > longest
+
+
+async def _read_since(
     store: TurnStore, user_id: str, since: Any, names: Sequence[str], page: int, slack: float
-) -> tuple[list[ChangedRow], Any]:
-    """Read all rows that changed since a mark, and return them with the new mark."""
-    rows: list[ChangedRow] = []
-    while True:
-        found = await store.changes(user_id, since, names, page, slack)
-        rows += found.rows
-        since, slack = found.mark, 0.0
-        if not found.has_more:
-            return rows, since
+) -> Changes:
+    """Read all rows that changed since a mark, page after page."""
+    first = found = await store.changes(user_id, since, names, page, slack)
+    rows = first.rows
+    while found.has_more:
+        found = await store.changes(user_id, found.mark, names, page)
+        rows = [*rows, *found.rows]
+    return Changes(rows, found.mark, has_more=False, anew=first.anew)

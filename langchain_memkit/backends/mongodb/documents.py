@@ -389,6 +389,7 @@ def changed_row(document: BsonDict) -> ChangedRow | None:
         created_at=date_of(document.get("createdAt")),
         expires_at=date_of(document.get("expiresAt")),
         index={name: made for name, made in (index or {}).items() if isinstance(made, bytes)},
+        revision=document.get("changed"),
     )
 
 

@@ -905,23 +905,29 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         fields = [*docs.CHANGED, *(f"index.{name}" for name in names)]
         query = docs.changed_since(user_id, since, math.ceil(slack), unmarked=self._marks)
         found = await self.by_index(query, docs.BY_CHANGE, fields, limit)
-        if self._marks and any(document.get("changed") is None for document in found):
-            await self._mark(user_id)
+        is_unmarked = any(document.get("changed") is None for document in found)
+        if is_unmarked and await self._mark(user_id):
             return await self.changes(user_id, since, names, limit, slack)
-        if not self._marks and since is None:  # documents without a mark come first, and all of them at once
+        if is_unmarked:  # they come first, and have no order by which to go on
             found = await self.by_index(query, docs.BY_CHANGE, fields, 0)
             limit = len(found) + 1
         marks = [mark for document in found if isinstance(mark := document.get("changed"), Timestamp)]
         rows = [row for document in found if (row := docs.changed_row(document))]
-        return Changes(rows, max([*marks, since or EARLIEST]), len(found) == limit)
+        has_more = len(found) == limit
+        newest = max(marks, default=EARLIEST)
+        return Changes(rows, newest if has_more else max(newest, since or EARLIEST), has_more)
 
-    async def _mark(self, user_id: str) -> None:
-        """Have the server note a time in the documents of older versions, so that they need not be read again."""
+    async def _mark(self, user_id: str) -> bool:
+        """Have the server note a time in the documents of older versions; return False if that is not possible."""
+        if not self._marks:
+            return False
         try:
             await self.sent(lambda c: c.update_many(docs.unmarked(user_id), docs.CHANGES_NOW))
         except HistoryWriteError as error:
-            self._marks = False
+            self._marks = getattr(error.__cause__, "code", None) not in commands.NOT_ALLOWED_CODES
             logger.warning("turns of an older memkit are read anew each time, since they cannot be marked: %s", error)
+            return False
+        return True
 
     async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
         """Return the turns at some places."""
@@ -943,7 +949,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
                 )
                 for (session_id, seq), op, data in some
             ]
-            await self.bulk_write(updates, begun=some[0] != made[0])
+            # one that has no room for it keeps none of the others from theirs
+            await self.sent(lambda c, updates=updates: c.bulk_write(updates, ordered=False), begun=some[0] != made[0])  # type: ignore[misc]
 
     async def drop_turns(self, scope: SessionScope, ops: Sequence[str]) -> None:
         """Delete the turns with these `op` names, which were copied elsewhere; turns added since stay."""

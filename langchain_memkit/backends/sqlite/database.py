@@ -141,8 +141,8 @@ MIGRATIONS = [
     CREATE INDEX summaries_expires ON summaries (expires_at) WHERE expires_at IS NOT NULL;
     """,
     # The order in which rows changed, kept by triggers, so that rows of an older version's process have a place in it
-    # as well; and what was derived from turns. A number is never given out again. Text that is changed with SQL is to
-    # be looked at anew, so what was derived from it goes.
+    # as well; and what was derived from turns. A number is never given out again, and is of this file: another one may
+    # take its place. Text that is changed with SQL is to be looked at anew, so what was derived from it goes.
     """
     CREATE TABLE turn_indexes (
         user_id TEXT NOT NULL, session_id TEXT NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, made BLOB NOT NULL,
@@ -153,14 +153,15 @@ MIGRATIONS = [
         PRIMARY KEY (user_id, session_id, seq)
     ) WITHOUT ROWID;
     CREATE INDEX turn_changes_order ON turn_changes (user_id, change);
-    CREATE TABLE last_change (change INTEGER NOT NULL);
+    CREATE TABLE last_change (change INTEGER NOT NULL, file TEXT NOT NULL);
     INSERT INTO turn_changes SELECT user_id, session_id, seq, row_number() OVER (ORDER BY created_at) FROM turns;
-    INSERT INTO last_change SELECT COUNT(*) FROM turn_changes;
+    INSERT INTO last_change SELECT COUNT(*), lower(hex(randomblob(8))) FROM turn_changes;
     CREATE TRIGGER turns_inserted AFTER INSERT ON turns BEGIN
         UPDATE last_change SET change = change + 1;
         INSERT OR REPLACE INTO turn_changes SELECT new.user_id, new.session_id, new.seq, change FROM last_change;
     END;
-    CREATE TRIGGER turns_changed AFTER UPDATE OF is_deleted, epoch, base, replaces, expires_at, messages ON turns BEGIN
+    CREATE TRIGGER turns_changed
+        AFTER UPDATE OF v, is_deleted, epoch, base, replaces, expires_at, messages ON turns BEGIN
         UPDATE last_change SET change = change + 1;
         INSERT OR REPLACE INTO turn_changes SELECT new.user_id, new.session_id, new.seq, change FROM last_change;
     END;

@@ -139,6 +139,7 @@ def _changed(row: sqlite3.Row) -> ChangedRow:
         created_at=iso_date_of(row["created_at"]),
         expires_at=date_of(row["expires_at"]),
         index={},
+        revision=row["change"],
     )
 
 
@@ -486,25 +487,26 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return True
 
     async def changes(self, user_id: str, since: Any, names: Sequence[str], limit: int, slack: float = 0) -> Changes:
-        """Return a page of the rows that changed; the mark is the number of the last change, which is exact."""
-        given = {"user": user_id, "since": since or 0, "limit": limit, "names": json.dumps(list(names))}
-        with self._reading() as connection:
+        """Return a page of the rows that changed; the mark is file and number of the last change, which is exact."""
+        before, number = since or ("", 0)
+        with self._one_look() as connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] < ORDERED:
-                msg = (
-                    f"{self._database.path} is of an older memkit, and cannot be written to: open it once where it can"
-                )
+                msg = f"{self._database.path} is of an older memkit and cannot be written to: open it once where it can"
                 raise HistoryReadError(msg)
+            last, file = connection.execute("SELECT change, file FROM last_change").fetchone()
+            is_other = since is not None and (before != file or number > last)
+            number = 0 if is_other else number
+            given = {"user": user_id, "since": number, "limit": limit, "names": json.dumps(list(names))}
             found = connection.execute(CHANGED, given).fetchall()
         rows: dict[int, ChangedRow] = {}
         for row in found:
-            number = row["change"]
-            if number not in rows:
-                rows[number] = _changed(row)
+            if row["change"] not in rows:
+                rows[row["change"]] = _changed(row)
             if row["name"] is not None:
-                rows[number].index[row["name"]] = row["made"]
+                rows[row["change"]].index[row["name"]] = row["made"]
         sound = {row["change"] for row in found if row["sound"]}
-        kept = [row for number, row in rows.items() if number in sound]
-        return Changes(kept, max(rows, default=since), len(rows) == limit)
+        kept = [row for change, row in rows.items() if change in sound]
+        return Changes(kept, (file, max(rows, default=number)), len(rows) == limit, anew=is_other)
 
     async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
         """Return the turns at some places."""
@@ -656,7 +658,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         ]  # fmt: skip
         connection.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", values)
         indexes = [(*scope, head.seq, name, made) for name, made in row.index.items()]
-        connection.executemany("INSERT INTO turn_indexes VALUES (?, ?, ?, ?, ?)", indexes)
+        connection.executemany("INSERT OR REPLACE INTO turn_indexes VALUES (?, ?, ?, ?, ?)", indexes)
         # An id with a lone surrogate is encoded as a tagged value, not as text, so it cannot be looked up.
         ids = {i for data in row.messages if isinstance(i := data.get("id"), str)}
         connection.executemany("INSERT INTO message_ids VALUES (?, ?, ?, ?)", [(*scope, i, head.seq) for i in ids])

@@ -15,7 +15,7 @@ from langchain_core.vectorstores import VectorStore
 from langchain_memkit import base
 from langchain_memkit._histories import keeps_index, stored_ids
 from langchain_memkit._progress import progress_bar
-from langchain_memkit._sync import Step, adrive, cpu_bound, drive, dry_run
+from langchain_memkit._sync import Step, adrive, cpu_bound, drive
 from langchain_memkit._timezones import TimezoneLike, check_timezone, timezone_of_query
 from langchain_memkit.errors import ConfigurationError, IdempotencyConflictError, StaleTurnError, logger
 from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory, Segment
@@ -323,6 +323,7 @@ class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
         return {"records": await self._core.records.forget(user_id)}
 
 
+RATED = 4  # turns that are rated after a turn: its own, and what others stored meanwhile
 OWN = 'VectorMemory.factory(SQLiteChatMessageHistory.factory("memory.db"), embedding)'
 
 
@@ -375,6 +376,7 @@ class HistoryVectorMemory(VectorMemory):
     """
 
     _log: TurnLog
+    _began: tuple[int, datetime] | None = None  # epoch of the session in its own history, and when, at the load
 
     def __init__(
         self,
@@ -503,19 +505,26 @@ class HistoryVectorMemory(VectorMemory):
 
     async def _index_all(self, progress: bool, batch: int = 1000) -> int:
         held = await self._log.look(self._user, most=0)
-        count = len(held.lacking)
+        count = left = len(held.lacking())
         with progress_bar(progress, "indexing", count) as advance:
-            while left := len(held.lacking):
-                held = await self._log.look(self._user, most=batch)
-                if len(held.lacking) >= left:
+            while left:
+                held = await self._log.look(self._user, most=batch, rates=batch)
+                done = left - len(held.lacking())
+                if done <= 0:
                     break
-                advance(left - len(held.lacking))
-        return count - len(held.lacking)
+                advance(done)
+                left -= done
+        while held.unrated():
+            held = await self._log.look(self._user, rates=batch)
+        return count - left
 
     # -- flows
 
     async def _prefetch(self) -> Fetched:
-        return (await self._log.look(self._user, keeps=not (self.read_only or dry_run.get()))).index, None
+        held = await self._log.look(self._user)
+        # What is erased from now on is not to come back when the turn is saved.
+        self._began = held.log.epoch_of(self._session), self._core.now()
+        return held.index, None
 
     async def _load(self, query: str) -> list[BaseMessage]:
         shown = frozenset(message.id for message in getattr(query, "seen", ()) if message.id)
@@ -544,12 +553,12 @@ class HistoryVectorMemory(VectorMemory):
         if not given:
             return
         turn_id = getattr(messages, "turn_id", None)
-        index = {VECTORS: await self._log.derive(self._user, given)}
+        epoch, since = self._began or (None, None)
+        self._began = None
+        options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
+        options["index"] = {VECTORS: await self._log.derive(self._user, given)}
         try:
-            await Step(
-                lambda: history.append_turn(given, turn_id=turn_id, index=index),
-                lambda: history.aappend_turn(given, turn_id=turn_id, index=index),
-            )
+            await Step(lambda: history.append_turn(given, **options), lambda: history.aappend_turn(given, **options))
         except (StaleTurnError, IdempotencyConflictError) as error:
             logger.warning("vector memory does not keep a turn: %s", error)
             return
@@ -569,7 +578,7 @@ class HistoryVectorMemory(VectorMemory):
     async def _complete_later(self) -> None:
         """Make what was not stored with a turn, since a server has to be asked for it."""
         if not self._log.is_whole_at_once:
-            await self._log.look(self._user)
+            await self._log.look(self._user, rates=RATED)
 
     async def _delete_messages(self, ids: Collection[str]) -> int:
         """Hide the turns of this session that hold any of these messages."""
@@ -589,6 +598,7 @@ class HistoryVectorMemory(VectorMemory):
         )
 
     async def _clear(self) -> None:
+        self._began = None
         if self.read_only:
             return
         history = self._log.histories(self._session, self._user)

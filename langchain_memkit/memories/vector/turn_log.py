@@ -20,7 +20,7 @@ from langchain_core.messages import BaseMessage
 
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
-from langchain_memkit._sync import Flow, Step, call_user_function, cpu_bound
+from langchain_memkit._sync import Flow, Step, call_user_function, cpu_bound, dry_run
 from langchain_memkit.base import Now, describe_error, describe_type, describe_value
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, logger
 from langchain_memkit.memories.vector import turn_index
@@ -41,59 +41,90 @@ RECALLED = "recalled"
 PROBE = "The quick brown fox jumps over the lazy dog."
 """The text by whose vector a model is recognized."""
 CACHE_BYTES = 96 * 2**20
+UNDATED = datetime.min.replace(tzinfo=UTC)
 MANY = 50  # rows that are held without a thread
 SHORT = 2000  # characters that are split and stemmed without one
 TEXT_BYTES = 3000  # of a record in process, besides its index
 
 
+@dataclass(slots=True)
+class HeldRow:
+    """What a process holds of a row.
+
+    Attributes:
+        row: The row, with the index that the records were made of.
+        ids: The ids of its records.
+        lacks: Whether it has no index, or one without vectors.
+        unrated: Whether its importance is to be rated.
+        kept: Whether this process has stored an index for it.
+    """
+
+    row: ChangedRow
+    ids: list[str] = field(default_factory=list)
+    lacks: bool = False
+    unrated: bool = False
+    kept: bool = False
+
+    @property
+    def data(self) -> bytes | None:
+        """The index as it is stored; None if there is none."""
+        return self.row.index.get(VECTORS)
+
+
 @dataclass
 class UserRecords:
-    """The records of one user: the log of what is shown, and what was made of it."""
+    """The records of one user: the log of what is shown, and what was made of it. Hold `index.lock` to use it."""
 
     log: UserLog = field(default_factory=UserLog)
     index: Index = field(default_factory=Index)
+    rows: dict[Place, HeldRow] = field(default_factory=dict)
     stored: dict[str, Stored] = field(default_factory=dict)  # by id
-    ids: dict[Place, list[str]] = field(default_factory=dict)
-    known: dict[Place, bytes | None] = field(default_factory=dict)  # the index that the records were made of
     recalled: dict[Place, datetime] = field(default_factory=dict)
-    lacking: dict[Place, ChangedRow] = field(default_factory=dict)  # rows that have no index, or one without vectors
     digests: dict[str, str] = field(default_factory=dict)  # ids of records by the digest of their text
-    kept: set[Place] = field(default_factory=set)  # rows whose index this process has stored
-    sketch: Sketch = ()  # of the model of the vectors that are held
+    wordless: bool = False  # whether vectors were left out, since it was not known of which model they are
 
     @property
     def nbytes(self) -> int:
         """The memory that they take, about."""
         return self.index.nbytes + TEXT_BYTES * len(self.stored)
 
-    def put(self, row: ChangedRow, index: TurnIndex, ttl: timedelta | None) -> None:
+    def put(self, row: ChangedRow, index: TurnIndex, ttl: timedelta | None) -> HeldRow:
         """Hold the records of a row, in place of those that there were."""
-        self.drop(row.place)
+        held = self.rows.setdefault(row.place, HeldRow(row))
+        self._drop_records(held)
+        held.row = row
         found = turn_index.stored_records(index, row, ttl)
-        self.ids[row.place] = [one.entry.id for one in found]
+        held.ids = [one.entry.id for one in found]
         for one in found:
             self.index.add(one.entry, one.vector)
             self.stored[one.entry.id] = one
             self.digests[digest_of(one.document.page_content)] = one.entry.id
+        return held
 
     def drop(self, place: Place) -> None:
-        """Forget the records of a row."""
-        names = self.ids.pop(place, [])
-        self.index.remove(names)
-        for name in names:
-            self.stored.pop(name, None)
+        """Forget a row."""
+        held = self.rows.pop(place, None)
+        self.recalled.pop(place, None)
+        if held is not None:
+            self._drop_records(held)
+
+    def lacking(self) -> list[HeldRow]:
+        """Return the rows that lack something, the newest first."""
+        return _newest_first(held for held in self.rows.values() if held.lacks)
+
+    def unrated(self) -> list[HeldRow]:
+        """Return the rows that are to be rated, the newest first."""
+        return _newest_first(held for held in self.rows.values() if held.unrated)
 
     def evict(self, most: int | None) -> None:
         """Drop the records above a number, first those that were never recalled, the oldest first."""
-        undated = datetime.min.replace(tzinfo=UTC)
         spare = 0 if most is None else len(self.index) - most
         if spare <= 0:
             return
-        places = {name: place for place, names in self.ids.items() for name in names}
 
         def rank(entry: IndexRecord) -> tuple[bool, datetime]:
-            at = self.recalled.get(places[entry.id])
-            return at is not None, at or entry.at or undated
+            at = self.recalled.get(self.stored[entry.id].place)
+            return at is not None, at or entry.at or UNDATED
 
         gone = [entry.id for entry in sorted(self.index.entries, key=rank)[:spare]]
         self.index.remove(gone)
@@ -104,6 +135,20 @@ class UserRecords:
         """Return the vector of an equal text of this user; None if there is none."""
         one = self.stored.get(self.digests.get(digest_of(text), ""))
         return one.vector if one and one.document.page_content == text else None
+
+    def _drop_records(self, held: HeldRow) -> None:
+        if not held.ids:
+            return
+        self.index.remove(held.ids)
+        for name in held.ids:
+            self.stored.pop(name, None)
+        held.ids = []
+        if len(self.digests) > 2 * len(self.stored) + MANY:
+            self.digests = {digest: name for digest, name in self.digests.items() if name in self.stored}
+
+
+def _newest_first(rows: Iterable[HeldRow]) -> list[HeldRow]:
+    return sorted(rows, key=lambda held: held.row.created_at or UNDATED, reverse=True)
 
 
 class TurnLog:
@@ -175,15 +220,15 @@ class TurnLog:
 
     # -- what recalling asks for
 
-    async def read(self, user_id: str, session_id: str | None = None, *, trial: bool = False) -> tuple[Index, None]:
+    async def read(self, user_id: str, session_id: str | None = None) -> tuple[Index, None]:
         """Look at what changed, and return the user's index."""
-        return (await self.look(user_id, keeps=not (trial or self.read_only))).index, None
+        return (await self.look(user_id)).index, None
 
     async def texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], Any]:
         """Return a lookup of records by id: the document, and what was made of it."""
         held = self._held(user_id)
         if any(name not in held.stored for name in ids):  # erased, or held no more, since there were too many users
-            held = await self.look(user_id, keeps=False)
+            held = await self.look(user_id)
 
         def text(name: str) -> tuple[Any, dict[Any, Any]] | None:
             one = held.stored.get(name)
@@ -194,7 +239,8 @@ class TurnLog:
     async def get_by_ids(self, user_id: str, ids: Sequence[str]) -> list[Any]:
         """Return the documents of records, in this order."""
         held = self._held(user_id)
-        return [held.stored[name].document for name in ids if name in held.stored]
+        with held.index.lock:
+            return [held.stored[name].document for name in ids if name in held.stored]
 
     async def embed_query(self, text: str) -> Vector:
         """Embed a question."""
@@ -211,16 +257,19 @@ class TurnLog:
     async def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return when records were last recalled, by id."""
         held = self._held(user_id)
-        return {name: at for place, at in held.recalled.items() for name in held.ids.get(place, ())}
+        with held.index.lock:
+            found = [(at, held.rows[place].ids) for place, at in held.recalled.items() if place in held.rows]
+        return {name: at for at, names in found for name in names}
 
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         """Store when records were recalled, in the rows of their turns."""
         held = self._held(user_id)
-        places = {held.stored[name].place for name in ids if name in held.stored}
-        held.recalled |= dict.fromkeys(places, at)
         data = struct.pack(">d", at.timestamp())
-        rows = [row for place in sorted(places) if (row := held.log.row_at(place))]
-        await self._keep(user_id, RECALLED, [(row.place, row.op, data) for row in rows])
+        with held.index.lock:
+            places = sorted({held.stored[name].place for name in ids if name in held.stored})
+            held.recalled |= dict.fromkeys(places, at)
+            made = [(place, held.rows[place].row.op, data) for place in places]
+        await self._keep(user_id, RECALLED, made)
 
     # -- deriving
 
@@ -234,13 +283,13 @@ class TurnLog:
             await self._rate(index.records)
         return turn_index.encode(index)
 
-    async def look(self, user_id: str, *, keeps: bool = True, most: int | None = None) -> UserRecords:
+    async def look(self, user_id: str, *, most: int | None = None, rates: int = 0) -> UserRecords:
         """Look at what changed in a user's turns, and make what they lack.
 
         Args:
             user_id: The user.
-            keeps: Whether what is made is stored.
             most: How many turns are indexed at most; None for `lazy`.
+            rates: How many turns are rated at most, which takes a call of a model each.
 
         Returns:
             The user's records.
@@ -248,12 +297,18 @@ class TurnLog:
         held = self._held(user_id)
         names = [VECTORS, RECALLED]
         await self._step(lambda: catch_up(self.store, user_id, held.log, names, self._now()))
-        if not self._sketch and held.log.unread:
+        if not self._sketch and (held.log.unread or held.wordless):
             await self._recognize()
-        await cpu_bound(partial(self._take, held), long=held.log.unread > MANY)
-        is_paused = time.monotonic() - self._failed_at < self._pause
-        if held.lacking and not (is_paused and held.lacking.keys() <= held.ids.keys()):
-            await self._complete(user_id, held, keeps=keeps, most=self._lazy if most is None else most)
+            if self._sketch and held.wordless:  # the vectors that were left out are wanted now
+                self.forget(user_id)
+                return await self.look(user_id, most=most, rates=rates)
+        try:
+            await cpu_bound(partial(self._take, held), long=held.log.unread > MANY)
+        except BaseException:
+            self.forget(user_id)  # what it was told of is not held: the next look begins anew
+            raise
+        await self._complete(user_id, held, self._lazy if most is None else most)
+        await self._rate_later(user_id, held, rates)
         with self._lock:
             self._users.put(user_id, held)
         return held
@@ -274,78 +329,81 @@ class TurnLog:
 
     def _take(self, held: UserRecords) -> None:
         """Hold the records of what came, and drop those of what went."""
-        undated = datetime.min.replace(tzinfo=UTC)
         with held.index.lock:
             found = held.log.news()
             come = {row.place for row in found.come}
             for place in found.gone:
                 if place not in come:
-                    held.lacking.pop(place, None)
                     held.drop(place)
-                    held.known.pop(place, None)
-            for row in sorted(found.come, key=lambda row: row.created_at or undated):
+            for row in sorted(found.come, key=lambda row: row.created_at or UNDATED):
                 self._take_row(held, row)
             held.evict(self._max_records)
 
     def _take_row(self, held: UserRecords, row: ChangedRow) -> None:
         if recalled := row.index.get(RECALLED):
             held.recalled[row.place] = datetime.fromtimestamp(struct.unpack(">d", recalled)[0], UTC)
-        data = row.index.get(VECTORS)
-        if data is not None and held.known.get(row.place) == data and row.place in held.ids:
+        data, known = row.index.get(VECTORS), held.rows.get(row.place)
+        if known is not None and data is not None and known.data == data:
+            known.row = row
             return
         index = turn_index.decode(data)
-        held.known[row.place] = data
         if index is None:
             held.drop(row.place)
-            held.lacking[row.place] = row
+            held.rows[row.place] = HeldRow(row, lacks=True, unrated=self._importance is not None)
             return
-        held.sketch = held.sketch or self._sketch or index.sketch
-        if index.sketch and not turn_index.same_model(index.sketch, self._sketch or held.sketch):
+        is_ours = turn_index.same_model(index.sketch, self._sketch)
+        if index.sketch and not is_ours:
             for record in index.records:
                 record.vector = None
-        held.put(row, index, self._ttl)
-        held.lacking.pop(row.place, None)
-        is_rated = self._importance is None or all(record.importance is not None for record in index.records)
-        if not (index.is_embedded and is_rated):
-            held.lacking[row.place] = row
+            held.wordless = held.wordless or not self._sketch
+        made = held.put(row, index, self._ttl)
+        made.lacks = not index.is_embedded
+        made.unrated = self._importance is not None and any(record.importance is None for record in index.records)
 
     # -- making what is lacking
 
-    async def _complete(self, user_id: str, held: UserRecords, *, keeps: bool, most: int, batch: int = 128) -> None:
+    async def _complete(self, user_id: str, held: UserRecords, most: int, batch: int = 128) -> None:
         """Index the newest turns that lack it."""
-        undated = datetime.min.replace(tzinfo=UTC)
-        newest = sorted(held.lacking.values(), key=lambda row: row.created_at or undated, reverse=True)[:most]
+        with held.index.lock:
+            newest = held.lacking()[:most]
+        is_paused = time.monotonic() - self._failed_at < self._pause
+        if is_paused and all(one.ids for one in newest):
+            return
         for begin in range(0, len(newest), batch):
-            rows = newest[begin : begin + batch]
-            made = await self._made(user_id, rows)
-            await self._try_to_rate(record for _, index in made for record in index.records)
+            rows = [one.row for one in newest[begin : begin + batch]]
+            made, unsure = await self._made(user_id, rows)
             is_embedded = await self._try_to_embed(user_id, [index for _, index in made])
-            fresh: list[tuple[Place, str, bytes]] = []
             with held.index.lock:
-                there = {row.place for row, _ in made} & held.lacking.keys()  # what was erased meanwhile is not held
-                for row, index in made:
-                    data = turn_index.encode(index)
-                    if row.place not in there:
-                        continue
-                    held.put(row, index, self._ttl)
-                    if data != row.index.get(VECTORS) and row.place not in held.kept:
-                        fresh.append((row.place, row.op, data))
-                    held.lacking[row.place] = replace(row, index={**row.index, VECTORS: data})
+                fresh = [one for row, index in made if (one := self._hold(held, row, index, whole=is_embedded))]
                 for row in rows:
-                    if is_embedded or row.place not in there:
-                        held.lacking.pop(row.place, None)
+                    if row.place not in {row.place for row, _ in made}:  # it was erased since
+                        held.drop(row.place)
                 held.evict(self._max_records)
-            if keeps and fresh:
-                held.known |= {place: data for place, _, data in fresh}
-                if is_embedded:  # each row once: another process may use another model
-                    held.kept.update(place for place, _, _ in fresh)
-                await self._keep(user_id, VECTORS, fresh)
+            await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure])
             if not is_embedded:
                 return
 
-    async def _made(self, user_id: str, rows: Sequence[ChangedRow]) -> list[tuple[ChangedRow, TurnIndex]]:
-        """Return the indexes of rows, without vectors where they had none."""
+    def _hold(
+        self, held: UserRecords, row: ChangedRow, index: TurnIndex, *, whole: bool, again: bool = False
+    ) -> tuple[Place, str, bytes] | None:
+        """Hold what was made of a row; return what is to be stored, if it differs from what is."""
+        known = held.rows.get(row.place)
+        if known is None or known.row.op != row.op or known.row.revision != row.revision:
+            return None  # it went, or changed, meanwhile: then it is made of what it is now
+        data = turn_index.encode(index)
+        made = held.put(replace(row, index={**row.index, VECTORS: data}), index, self._ttl)
+        made.lacks = not whole
+        # Vectors of a row are stored once: another process may use another model, and does so as well.
+        is_new = data != row.index.get(VECTORS) and (again or not made.kept)
+        made.kept = made.kept or whole
+        return (row.place, row.op, data) if is_new else None
+
+    async def _made(
+        self, user_id: str, rows: Sequence[ChangedRow]
+    ) -> tuple[list[tuple[ChangedRow, TurnIndex]], set[Place]]:
+        """Return the indexes of rows, without vectors where they had none, and which rows could not be read whole."""
         made: dict[Place, TurnIndex] = {}
+        unsure: set[Place] = set()
         for row in rows:
             index = turn_index.decode(row.index.get(VECTORS))
             if index is not None:
@@ -353,9 +411,28 @@ class TurnLog:
         absent = [row.place for row in rows if row.place not in made]
         turns = await self._step(lambda: self.store.turns_at(user_id, absent)) if absent else []
         for session_id, turn in turns:
+            if turn.problems:  # damaged, or of a newer version: somebody may read it whole one day
+                unsure.add((session_id, turn.seq))
             work = partial(turn_index.derive, turn.messages, self._splitter)
-            made[session_id, turn.seq] = await cpu_bound(work, long=len(turn.messages) > 10)
-        return [(row, made[row.place]) for row in rows if row.place in made]
+            index = await cpu_bound(work, long=len(turn.messages) > 10)
+            if self._rates_at_once:
+                await self._rate(index.records)
+            made[session_id, turn.seq] = index
+        return [(row, made[row.place]) for row in rows if row.place in made], unsure
+
+    async def _rate_later(self, user_id: str, held: UserRecords, most: int) -> None:
+        """Rate the newest turns that are not rated, and store that."""
+        with held.index.lock:
+            newest = held.unrated()[:most]
+        for one in newest:
+            row, index = one.row, turn_index.decode(one.data)
+            one.unrated = False  # tried once in this process
+            if index is None:
+                continue
+            await self._rate(index.records)
+            with held.index.lock:
+                fresh = self._hold(held, row, index, whole=not one.lacks, again=True)
+            await self._keep(user_id, VECTORS, [fresh] if fresh else [])
 
     async def _try_to_embed(self, user_id: str, made: Sequence[TurnIndex]) -> bool:
         """Embed what is not embedded; return False if the model failed, which is not asked again for a while."""
@@ -392,57 +469,69 @@ class TurnLog:
             record.is_worth = record.vector is not None
 
     async def _recognize(self) -> None:
-        """Learn which model this is; if it fails, the vectors that are stored are taken for its own."""
+        """Learn which model this is; if it does not answer, only words are held until it does."""
+        if time.monotonic() - self._failed_at < self._pause:
+            return
         try:
             await self._look_at_model()
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # embedders raise anything
+            self._failed_at = time.monotonic()
             logger.warning("the embedding model does not answer: %s", describe_error(error))
 
     async def _look_at_model(self) -> None:
-        (probe,) = await self._vectors([PROBE])
+        """Have the model embed the text by which it is recognized.
+
+        Raises:
+            ConfigurationError: It gave no vector that can be compared with others.
+        """
+        model = self.embedding
+        found = await Step(lambda: model.embed_documents([PROBE]), lambda: model.aembed_documents([PROBE]))
+        (probe,) = unit_vectors(found, None) if len(found) == 1 else (None,)
         if probe is None:
-            name = type(self.embedding).__name__
-            raise ConfigurationError(f"{name} gave a vector of all zeros for a plain English sentence")
+            name = type(model).__name__
+            raise ConfigurationError(f"{name} gave no vector, or one of all zeros, for a plain English sentence")
         self._sketch = turn_index.sketch_of(probe)
 
     async def _vectors(self, texts: list[str]) -> list[Vector | None]:
-        model = self.embedding
-        vectors = await Step(lambda: model.embed_documents(texts), lambda: model.aembed_documents(texts))
-        if len(vectors) != len(texts):
-            raise ConfigurationError(f"the embedding model returned {len(vectors)} vectors for {len(texts)} texts")
-        return unit_vectors(vectors, int(self._sketch[0]) if self._sketch else None)
+        """Embed texts; None for one of which the model gave no usable vector, which is logged."""
+        model, dims = self.embedding, int(self._sketch[0])
+        given = await Step(lambda: model.embed_documents(texts), lambda: model.aembed_documents(texts))
+        if len(given) != len(texts):
+            raise ValueError(f"{len(given)} vectors for {len(texts)} texts")
+        found: list[Vector | None] = []
+        for vector in given:
+            try:
+                found += unit_vectors([vector], dims)
+            except ConfigurationError as error:
+                logger.warning("a text is found by its words alone: %s", error)
+                found.append(None)
+        return found
 
-    async def _try_to_rate(self, records: Iterable[TurnRecord]) -> None:
-        """Rate what is not rated; what fails stays unrated in this process."""
-        if self._importance is None:
-            return
-        try:
-            await self._rate(records)
-        except ConfigurationError:
-            raise
-        except Exception as error:  # noqa: BLE001  # an app's function raises anything
-            logger.warning("turns were not rated: %s", describe_error(error))
-
-    async def _rate(self, records: Iterable[TurnRecord]) -> None:
+    async def _rate(self, records: Sequence[TurnRecord]) -> None:
+        """Rate records; one that is not rated counts as the mean, which is logged."""
         rated = [record for record in records if record.importance is None]
-        if not rated:
-            return
         texts = [record.text for record in rated]
         batch = getattr(self._importance, "batch", None)
-        if batch is not None:
-            values = await Step(lambda: batch(texts), lambda: self._importance.abatch(texts))
-        else:
-            values = [await call_user_function(self._importance, text, name="importance") for text in texts]
-        for record, value in zip(rated, values, strict=True):
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                msg = f"importance must return a number from 1 to 10; got {describe_value(value)}"
-                raise ConfigurationError(msg)
-            record.importance = float(value)
+        values: list[Any] = []
+        try:
+            if batch is not None:
+                values = await Step(lambda: batch(texts), lambda: self._importance.abatch(texts))
+            for text in texts if batch is None else ():  # an error keeps the ratings before it
+                value = await call_user_function(self._importance, text, name="importance")
+                values.append(value)
+        except Exception as error:  # noqa: BLE001  # an app's function raises anything
+            logger.warning("a turn was not rated: %s", describe_error(error))
+        for record, value in zip(rated, values, strict=False):
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                record.importance = float(value)
+            else:
+                got = describe_value(value)
+                logger.warning("importance must return a number from 1 to 10; got %s: a record is not rated", got)
 
     async def _keep(self, user_id: str, name: str, made: list[tuple[Place, str, bytes]]) -> None:
-        if self.read_only or not made:
+        if self.read_only or dry_run.get() or not made:
             return
         try:
             await self._step(lambda: self.store.keep_index(user_id, name, made))

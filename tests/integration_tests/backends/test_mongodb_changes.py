@@ -131,6 +131,18 @@ def test_a_stalled_write(histories: Any, collection: Any) -> None:
     assert sorted(row.seq for row in reader.look().come) == [2, 3]
 
 
+def test_pages_within_the_slack(histories: Any, collection: Any) -> None:
+    """However many rows a look reads again, it reads all of them: what became visible late is among them."""
+    history = histories("s1", "u1")
+    for _ in range(30):
+        history.append_turn(TURN)
+    reader = Reader(history)
+    reader.look()
+    late = collection.find_one({"seq": 20})["changed"]
+    collection.update_one({"seq": 20}, {"$set": {"isDeleted": True, "changed": late}})
+    assert reader.look(page=7) == ([("s1", 20)], [])
+
+
 def test_the_first_write_after_a_restart_is_a_clear() -> None:
     """A server without replication does not know its cluster's time then: a clear needs none."""
     with local_mongodb() as server, MongoDBChatMessageHistory.factory(server.uri, "d") as histories:

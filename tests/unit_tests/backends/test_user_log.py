@@ -107,6 +107,20 @@ def test_a_gap_that_stays_is_looked_for_once() -> None:
     assert shown(log) == [1, 3, 4]
 
 
+def test_all_is_read_anew_every_few_hours() -> None:
+    """Who looks all the time notices at last what was changed past memkit."""
+    store: Any = Late()
+    log = UserLog()
+    store.rows = [(1.0, turn(1)), (2.0, turn(2))]
+    drive(catch_up(store, "u1", log, [], NOW))
+    store.rows = [(1.0, turn(1))]
+    for minutes in range(10, 360, 10):
+        drive(catch_up(store, "u1", log, [], NOW + timedelta(minutes=minutes)))
+    assert shown(log) == [1, 2]
+    drive(catch_up(store, "u1", log, [], NOW + timedelta(minutes=370)))
+    assert shown(log) == [1]
+
+
 def test_two_that_look_at_once() -> None:
     """What an older look has read does not take the place of what a newer one has."""
     log = UserLog()

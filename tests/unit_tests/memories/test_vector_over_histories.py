@@ -234,6 +234,94 @@ def test_a_model_that_fails(path: Path, histories: Any, caplog: pytest.LogCaptur
     assert any("Nemo" in text for text in model.texts)
 
 
+class Blind(WordLlamaEmbeddings):
+    """Gives no usable vector of one word."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Vectors, but for texts with this word."""
+        found = zip(texts, super().embed_documents(texts), strict=True)
+        return [[float("nan")] if "Nemo" in text else vector for text, vector in found]
+
+
+def test_a_text_that_cannot_be_embedded(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It costs neither the turn nor later questions, and is found by its words."""
+    histories("s0", "u1").add_messages(CAT)
+    memories = VectorMemory.factory(histories, Blind())
+    chat(histories, memories).invoke("Nemo sleeps all day.", session("s1", user_id="u1"))
+    assert len(histories("s1", "u1").messages) == 2
+    assert sorted(texts(memories("s2", "u1"), "Nemo")) == ["My cat is called Nemo.", "Nemo sleeps all day."]
+    assert "by its words alone" in caplog.text
+
+
+def test_a_rating_that_is_none(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It costs neither the turn nor later questions."""
+    memories = VectorMemory.factory(histories, WordLlamaEmbeddings(), importance=lambda text: "very")
+    chat(histories, memories).invoke("My cat is called Nemo.", session("s1", user_id="u1"))
+    assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
+    assert "is not rated" in caplog.text
+
+
+def test_a_turn_that_cannot_be_read_now(path: Path, histories: Any) -> None:
+    """A row of a newer version has no index stored for good: once it can be read, it is recalled."""
+    histories("s1", "u1").add_messages(CAT)
+    for add, expected in ((1, []), (-1, ["My cat is called Nemo."])):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE turns SET v = v + ?", [add])
+        assert texts(VectorMemory.factory(histories, WordLlamaEmbeddings())("s2", "u1")) == expected
+    assert len(indexes(path)) == 1
+
+
+@pytest.mark.parametrize("erase", ["clear", "purge"])
+def test_a_turn_under_way_is_erased(histories: Any, memories: Any, erase: str) -> None:
+    """What a memory with histories of its own is told after a clear or purge, of a turn from before, is not kept."""
+    memory = memories("s1", "u1")
+    memory.save(OSLO)
+    memory.load(ASKED)
+    memories("s1", "u1").clear() if erase == "clear" else memories.purge("u1")
+    memory.save(CAT)
+    assert texts(memories("s2", "u1")) == []
+    memory.save(CAT)
+    assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
+
+
+def test_a_new_model_that_does_not_answer_at_first(histories: Any) -> None:
+    """Vectors of the model before are not taken for its own: words are found, and later all."""
+    histories("s1", "u1").add_messages(CAT)
+    texts(VectorMemory.factory(histories, WordLlamaEmbeddings(64))("s2", "u1"))
+    model = Remote(128)
+    model.fails = True
+    memories = VectorMemory.factory(histories, model)
+    log: Any = memories._core.store
+    assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
+    model.fails, log._failed_at = False, float("-inf")
+    assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
+    assert log._held("u1").index.dims == 128
+
+
+def test_a_file_that_is_replaced(path: Path, histories: Any, memories: Any) -> None:
+    """Another file in its place, or a restored backup, is read from the beginning."""
+    for turn in (CAT, OSLO):
+        histories("s1", "u1").add_messages(turn)
+    warm = memories("s2", "u1")
+    assert len(texts(warm)) == 2
+    histories.close()
+    for file in path.parent.glob("chat.db*"):
+        file.unlink()
+    histories("s1", "u1").add_messages(round_of("My parrot is called Kiwi.", "Oh!"))
+    assert texts(warm, "Nemo Oslo Kiwi") == ["My parrot is called Kiwi."]
+
+
+def test_text_that_is_changed_with_sql(path: Path, histories: Any, memories: Any) -> None:
+    """What somebody has redacted past memkit is quoted by nobody at the next question."""
+    histories("s1", "u1").add_messages(CAT)
+    readers = [memories("s2", "u1"), VectorMemory.factory(histories, WordLlamaEmbeddings(), read_only=True)("s2", "u1")]
+    for name in ("Nemo", "Dory", "Coral"):
+        assert [texts(reader) for reader in readers] == [[f"My cat is called {name}."]] * 2
+        with closing(sqlite3.connect(path)) as connection, connection:
+            following = {"Nemo": "Dory", "Dory": "Coral", "Coral": "X"}[name]
+            connection.execute("UPDATE turns SET messages = replace(messages, ?, ?)", [name, following])
+
+
 def test_another_model(histories: Any) -> None:
     """Turns that were embedded by another model are embedded anew, by each process once."""
     histories("s1", "u1").add_messages(CAT)
