@@ -88,8 +88,8 @@ def test_formats(memkit: Memkit, full: Path) -> None:
             connection.execute(f"PRAGMA user_version = {version}")
             if version == 2:
                 connection.executescript(
-                    f"{WITHOUT_CHANGES} DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum; DROP INDEX turns_replaces;"
-                    "ALTER TABLE turns DROP COLUMN replaces"
+                    f"{WITHOUT_CHANGES} DROP TRIGGER turns_edited; ALTER TABLE turns DROP COLUMN checksum;"
+                    "DROP INDEX turns_replaces; ALTER TABLE turns DROP COLUMN replaces"
                 )
         found, checks = looked_at(memkit, full)
         told = checks[f"{full}: format"]["found"].split(";")[0]
