@@ -193,7 +193,8 @@ class Append:
         # First turn of a session: the collection may have been dropped and made anew without its unique indexes.
         if not head.seq:
             await store.ensure(again=True)
-        await self._check(head)
+        if not await self._may_append(head):
+            return
         if self.expected_seq not in (None, head.seq):
             await self._conflict(head)
             return
@@ -237,8 +238,12 @@ class Append:
             if known and not self.look_up:
                 await self._insert()
 
-    async def _check(self, head: SessionHead) -> None:
-        """Raise if the turn may not be appended after this head, since its session was erased."""
+    async def _may_append(self, head: SessionHead) -> bool:
+        """Raise if the turn may not be appended after this head, since its session was erased.
+
+        Return False, to wait, if no majority has what erased it: who is refused may begin a turn anew, and must not be
+        shown then what is gone.
+        """
         store, scope, origin = self.store, self.scope, self.origin
         # If the session is still in the epoch that the turn saw, no purge has reached it. Otherwise the purge tombstone
         # decides. The order matters: the opening document first, so that a purge that starts after our look-up finds
@@ -252,9 +257,14 @@ class Append:
         # The epoch first: a turn of an erased session is dropped, whatever position the caller expected.
         context = self.batch.error_context
         if not history_rows.may_append(head if head.seq else None, origin, purged, store.settings.now()):
+            certain = docs.head_of(await store.command(store.newest(scope, "majority"), self._seconds)) or EMPTY
+            if certain.epoch != head.epoch:
+                self.waits = UNCONFIRMED
+                return False
             erased = "was cleared, or its user purged," if purged else "was cleared or edited"
             msg = f"session {scope.session_id!r} {erased} while this turn ran, so the turn was not stored"
             raise StaleTurnError(msg, **context)
+        return True
 
     async def _conflict(self, head: SessionHead) -> None:
         """Raise, since the session is not where expected, unless no majority has what moved it on: then wait.

@@ -510,13 +510,13 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
         """Return the turns at some places."""
-        query = (
-            "SELECT turns.* FROM json_each(:places) AS place JOIN turns ON user_id = :user"
-            " AND session_id = json_extract(place.value, '$[0]') AND seq = json_extract(place.value, '$[1]')"
-            f" WHERE kind = 'turn' AND {LIVE}"
-        )
-        rows = await self._select(query, user=user_id, places=json.dumps(list(places)))
-        return [(row["session_id"], self._turn(row)) for row in rows]
+        query = f"SELECT * FROM turns WHERE {HERE} AND seq = :seq AND kind = 'turn' AND {LIVE}"
+        found: list[tuple[str, Turn]] = []
+        with self._reading() as connection:
+            for session_id, seq in places:
+                given = self._parameters(SessionScope(user_id, session_id), seq=seq)
+                found += [(session_id, self._turn(row)) for row in connection.execute(query, given)]
+        return found
 
     async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
         """Store what was derived from turns that are still there, in one transaction."""

@@ -20,7 +20,7 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import AutoReconnect, OperationFailure, ServerSelectionTimeoutError
 
 from langchain_memkit import MongoDBChatMessageHistory
-from langchain_memkit.errors import HistoryConflictError, HistoryWriteError
+from langchain_memkit.errors import HistoryConflictError, HistoryWriteError, StaleTurnError
 
 TURN = [HumanMessage("q"), AIMessage("a")]
 BEHIND = 0.7  # seconds; after 2 the primary would step down
@@ -139,6 +139,20 @@ def test_a_conflict_can_be_read(history: Any, replica_set: Any) -> None:
         with pytest.raises(HistoryConflictError, match="it is at 2"):
             history.append_turn(TURN, turn_id="t1", expected_seq=1)
         assert [m.text for m in history.messages] == ["before", "re: before"] * 2
+
+
+@pytest.mark.parametrize("history", ["turns"], indirect=True)
+def test_what_erased_a_turn_can_be_read(history: Any, replica_set: Any) -> None:
+    """Who is refused after a clear, and begins anew, sees nothing of before: the refusal waits for a majority."""
+    collection = history._store.collection(history._store.clients.sync()).with_options(write_concern=WriteConcern(1))
+    [before] = collection.find({"seq": 1})
+    view = history.view()
+    with secondaries_behind(replica_set):
+        tombstone = {"_id": "clear", "op": "clear:x", "kind": "clear", "seq": 2, "base": 2, "epoch": 1024}
+        collection.insert_one({**before, **tombstone})
+        with pytest.raises(StaleTurnError):
+            history.append_turn(TURN, epoch=view.epoch)
+        assert history.messages == []
 
 
 def test_refused_after_a_lost_reply(history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
