@@ -147,7 +147,7 @@ MIGRATIONS = [
     CREATE TABLE turn_indexes (
         user_id TEXT NOT NULL, session_id TEXT NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, made BLOB NOT NULL,
         PRIMARY KEY (user_id, session_id, seq, name)
-    ) WITHOUT ROWID;
+    );
     CREATE TABLE turn_changes (
         user_id TEXT NOT NULL, session_id TEXT NOT NULL, seq INTEGER NOT NULL, change INTEGER NOT NULL,
         PRIMARY KEY (user_id, session_id, seq)
