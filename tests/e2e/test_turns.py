@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import openai
 import pytest
-from bson import ObjectId
+from bson import ObjectId, Timestamp
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, message_chunk_to_message
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 
@@ -99,6 +99,7 @@ def test_document_is_plain_fields(model: Any, histories: Any, documents: Documen
     stored_at = document.pop("createdAt")
     assert timedelta(0) <= datetime.now(UTC) - stored_at < timedelta(hours=1)
     assert isinstance(document.pop("_id"), ObjectId)
+    assert isinstance(document.pop("changed"), Timestamp)
     assert document == {
         "user_id": "nemo",
         "session_id": "s1",
