@@ -4,8 +4,8 @@ The model is what docs/epochs.md says, in the fewest words: a session is a list 
 from a row on, a hidden row hides nothing, an undo hides the newest edit, a copy is a session of its own, an erase
 empties a session. Every operation happens at one moment between its call and its return, a fork at two (it takes what
 the source shows, then the copy shows it), a guarded append at two (it loads, then it is stored), a purge at one in each
-session, and at one more before that where a fork copied into it. `explain` looks for an order of these moments in which
-every read shows what the model shows.
+session, at one more before that where a fork copied into it, and at one before all where it held nothing. `explain`
+looks for an order of these moments in which every read shows what the model shows.
 """
 
 from __future__ import annotations
@@ -148,16 +148,21 @@ def _purged(state: State, moment: Moment) -> list[State]:
     all that was stored there in between, by whoever saw the first tombstone. That is right: the purge has not returned
     yet, and what is stored while it runs may go with the rest. Only the later moment ends it: from then on nothing that
     it was to erase may come there, and what is stored stays. A store with one tombstone leaves the early moment out.
+
+    Before all that it puts a tombstone under the user, which refuses turns that were loaded where a session was empty.
     """
     purge, session = moment.operation, state.at(moment.session)
     reached = (purge.id, moment.session)
+    is_first = moment.part in ("early", "empty")
     is_too_late = reached in state.purged
     changes_nothing = not session.rows and not state.loaded
-    if moment.part == "early" and (is_too_late or changes_nothing):
+    if is_first and (is_too_late or changes_nothing):
+        return []
+    if moment.part == "empty" and session.rows:  # the user's tombstone is asked for where a session holds nothing
         return []
     [erased] = _changed(session, purge)
     state = state.with_session(moment.session, erased)
-    is_over = purge.done and moment.part != "early"
+    is_over = purge.done and not is_first
     return [state._replace(purged=state.purged | {reached}) if is_over else state]
 
 
@@ -292,6 +297,8 @@ class Family:
         if each.kind == "purge":
             twice = [name for name in self.names if self._is_erased_twice(name, each)]
             early = [replace(step(name, "early"), is_certain=False) for name in twice]
+            told = [name for name in self.names if self._is_told_by_the_user(name, each)]
+            early += [replace(step(name, "empty"), is_certain=False) for name in told]
             return early + [step(name) for name in self.names]
         if each.kind == "fork":
             took = Step(Moment(each, each.session, "take"), each.began, each.ended or math.inf, certain)
@@ -333,6 +340,13 @@ class Family:
         writers = [e for e in writers if e.began <= purge.latest]
         is_marked = any(e.kind == "fork" for e in writers)
         return is_marked and any(e.latest >= purge.began for e in writers)
+
+    def _is_told_by_the_user(self, name: str, purge: Operation) -> bool:
+        """Whether a turn of a session was refused while a purge ran, and another was stored meanwhile."""
+        writers = [e for e in self.changes if e.kind == "append" and e.session == name]
+        during = [e for e in writers if e.began <= purge.latest and e.latest >= purge.began]
+        refused = [e for e in during if e.guarded and e.error == "StaleTurnError"]
+        return bool(refused) and any(e not in refused for e in during)
 
     def _is_excused(self, one: Operation) -> bool:
         """Whether something at the same time, or something killed before, explains a refusal, or half a read."""
