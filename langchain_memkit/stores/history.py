@@ -6,6 +6,7 @@ import asyncio
 import copy
 import inspect
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ SUMMARY_PAGE = 32  # turns read with a summary: more than a usual budget holds a
 MAX_PAGE = 2000
 FIRST_TURNS = 4  # of a session, of which its title is made
 MAX_SEQ = 2**63 - 1
+INDEX_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 INLINE = 50  # messages that are encoded on the event loop, without a thread
 
 UNOWNED = (
@@ -558,6 +560,14 @@ def _place_after(turns: list[Turn], position: base.Position) -> int | None:
             found = begin + len(ids)
         begin += len(ids)
     return found if is_known else None
+
+
+def _check_index(index: object) -> Mapping[str, bytes]:
+    """Validate what was derived from a turn: bytes by name. A name becomes a field in a database."""
+    given: Mapping[Any, Any] = index if isinstance(index, Mapping) else {} if index is None else {None: None}
+    if not all(isinstance(made, bytes) and INDEX_NAME.fullmatch(str(name)) for name, made in given.items()):
+        raise ConfigurationError("index must be a dict of bytes by name; a name has letters, digits and _")
+    return given
 
 
 def _is_full(turns: list[Turn], max_messages: int) -> bool:
@@ -1112,7 +1122,7 @@ class TurnHistory(BaseChatMessageHistory):
             return batch
         first, *others = batch.rows
         told = history_rows.encode_trace(trace) if trace else None
-        derived = index if index and store.keeps_index and not others else {}
+        derived = _check_index(index) if store.keeps_index and not others else {}
         return replace(batch, rows=[replace(first, trace=told, index=derived), *others])
 
     async def _abatch(self, messages: Sequence[BaseMessage], *given: Any) -> Batch:

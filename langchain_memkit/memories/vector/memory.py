@@ -145,6 +145,8 @@ class VectorMemory(DerivedMemory):
         if not isinstance(given, VectorStore):
             example = "SQLiteVectorStore(path, embedding)"
             msg = f"store must be a LangChain VectorStore, e.g. {example}, not {base.describe_type(given, VectorStore)}"
+            if isinstance(given, HistoryFactory):
+                msg += "; over histories it is VectorMemory.factory(histories, embedding)"
             raise ConfigurationError(msg)
         if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
             kind = base.describe_type(compressor, BaseDocumentCompressor)
@@ -187,15 +189,17 @@ class VectorMemory(DerivedMemory):
             >>> memories("s1", "u1")
             VectorMemory(session_id='s1', user_id='u1')
         """
-        if hasattr(store, "turn_store"):
+        if isinstance(store, HistoryFactory):
             if embedding is None:
                 raise ConfigurationError("VectorMemory.factory(histories, embedding) needs an embedding model as well")
             base.check_arguments(options, HistoryVectorMemory)
-            memory = HistoryVectorMemory(store, embedding, "-", user_id="-", **options)  # type: ignore[arg-type]
+            memory = HistoryVectorMemory(store, embedding, "-", user_id="-", **options)
             return HistoryVectorMemoryFactory(memory)
         if embedding is not None:
+            kind = base.describe_type(store, VectorStore)
             raise ConfigurationError(
-                "a vector store has an embedding model: VectorMemory.factory(store) takes no other"
+                "VectorMemory.factory takes a vector store alone, or a factory of histories with an embedding model, "
+                f"as in {OWN}; it was given an embedding model with {kind}"
             )
         base.check_arguments(options, cls)
         return VectorMemoryFactory(cls(store, "-", user_id="-", **options))

@@ -383,6 +383,20 @@ def test_histories_that_change_what_they_store(path: Path, histories: Any, memor
             VectorMemory.factory(histories, *given)
 
 
+def test_wrong_arguments(histories: Any) -> None:
+    """The errors name the way out."""
+    model = WordLlamaEmbeddings()
+    for given in ("chat.db", histories("s1"), lambda session_id: histories(session_id)):
+        with pytest.raises(ConfigurationError, match=r"a factory of histories with an embedding model, as in Vector"):
+            VectorMemory.factory(given, model)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(ConfigurationError, match=r"over histories it is VectorMemory\.factory\(histories, embedding\)"):
+        VectorMemory(histories, "s1", user_id="u1")
+    for index in ("text", {"a.b": b"x"}, {"vectors": "text"}, {1: b"x", "$a": b"y"}):
+        with pytest.raises(ConfigurationError, match="index must be a dict of bytes by name"):
+            histories("s1", "u1").append_turn(CAT, index=index)
+    assert histories("s1", "u1").messages == []
+
+
 def test_what_is_stored_is_indexed(path: Path, histories: Any, memories: Any) -> None:
     """What `before_save` takes out is in no index."""
 
