@@ -158,6 +158,7 @@ class UserLog:
         self._news = Difference([], [])
         self._sessions: dict[str, _Session] = {}
         self._expiring: dict[Place, datetime] = {}
+        self._next_expiry: datetime | None = None
         self._missing: set[Place] = set()
         self._empty: set[Place] = set()  # places of which it is known that nothing is stored there
 
@@ -234,12 +235,6 @@ class UserLog:
         """How many turns came or went since the last call of `news`."""
         return len(self._news.gone) + len(self._news.come)
 
-    def row_at(self, place: Place) -> ChangedRow | None:
-        """Return the turn that is shown at a place; None if there is none."""
-        session_id, seq = place
-        session = self._sessions.get(session_id)
-        return session.shown.get(seq) if session else None
-
     def news(self) -> Difference:
         """Return what changed since the last call, and begin anew: to be used in the order of the calls."""
         with self.lock:
@@ -249,7 +244,8 @@ class UserLog:
     def restart(self, rows: Iterable[ChangedRow], now: datetime) -> Difference:
         """Take in all rows that there are, in place of those that came before; otherwise as `apply`."""
         before = {row.place: row for row in self.shown()}
-        self._sessions, self._expiring, self._missing, self._empty = {}, {}, set(), set()
+        self._sessions, self._expiring, self._next_expiry = {}, {}, None
+        self._missing, self._empty = set(), set()
         after = {row.place: row for row in self.apply(rows, now).come}
         gone = [place for place, row in before.items() if after.get(place) != row]
         return Difference(gone, [row for place, row in after.items() if before.get(place) != row])
@@ -301,6 +297,7 @@ class UserLog:
         self._expiring.pop(row.place, None)
         if row.expires_at is not None:
             self._expiring[row.place] = row.expires_at
+            self._next_expiry = min(row.expires_at, self._next_expiry or row.expires_at)
 
     def _read(self, session_id: str) -> tuple[list[Place], list[ChangedRow]]:
         """Read anew what a session shows; return the places of turns that have gone, and the turns that came."""
@@ -316,7 +313,10 @@ class UserLog:
 
     def _expire(self, now: datetime) -> set[str]:
         """Drop the rows that have expired, and return the sessions that they were in."""
+        if self._next_expiry is None or now < self._next_expiry:
+            return set()
         found = [place for place, at in self._expiring.items() if at <= now]
+        self._next_expiry = min((at for at in self._expiring.values() if at > now), default=None)
         for place in found:
             self._drop(place)
         return {session_id for session_id, _ in found}

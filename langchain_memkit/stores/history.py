@@ -459,7 +459,7 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The rows, each once and as it is now, and the mark from which the next look goes on.
         """
-        raise self._lacks("keep no index of turns", "changes")
+        raise self._lacks("keeps no index of turns", "changes")
 
     async def turns_at(self, user_id: str, places: Sequence[Place]) -> list[tuple[str, Turn]]:
         """Read turns of a user by session and position.
@@ -471,7 +471,7 @@ class TurnStore(StoreBackend, ABC):
         Returns:
             The turns that are stored there, each with its session, in any order; not whether they are shown.
         """
-        raise self._lacks("keep no index of turns", "turns_at")
+        raise self._lacks("keeps no index of turns", "turns_at")
 
     async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
         """Store what was derived from turns that are stored already.
@@ -482,7 +482,7 @@ class TurnStore(StoreBackend, ABC):
             made: For each turn its place, its op, and the data. Of a turn that was erased meanwhile, so that the place
                 is empty or holds another op, nothing is stored.
         """
-        raise self._lacks("keep no index of turns", "keep_index")
+        raise self._lacks("keeps no index of turns", "keep_index")
 
     def storable(self, messages: Sequence[BaseMessage]) -> Storable:
         """Encode messages, without metadata that the store could not bring back equal; no I/O.

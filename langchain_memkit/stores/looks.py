@@ -61,9 +61,11 @@ async def _read_since(
     store: TurnStore, user_id: str, since: Any, names: Sequence[str], page: int, slack: float
 ) -> Changes:
     """Read all rows that changed since a mark, page after page."""
-    first = found = await store.changes(user_id, since, names, page, slack)
-    rows = first.rows
+    found = await store.changes(user_id, since, names, page, slack)
+    rows, anew = [*found.rows], found.anew
     while found.has_more:
         found = await store.changes(user_id, found.mark, names, page)
-        rows = [*rows, *found.rows]
-    return Changes(rows, found.mark, has_more=False, anew=first.anew)
+        if found.anew:  # other data took the place of these between two pages
+            rows, anew = [], True
+        rows += found.rows
+    return Changes(rows, found.mark, has_more=False, anew=anew)

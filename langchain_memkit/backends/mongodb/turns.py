@@ -917,7 +917,8 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         found = await self.by_index(query, docs.BY_CHANGE, fields, limit)
         is_unmarked = any(document.get("changed") is None for document in found)
         if is_unmarked and await self._mark(user_id):
-            return await self.changes(user_id, since, names, limit, slack)
+            found = await self.by_index(query, docs.BY_CHANGE, fields, limit)
+            is_unmarked = any(document.get("changed") is None for document in found)  # others may write on
         if is_unmarked:  # they come first, and have no order by which to go on
             found = await self.by_index(query, docs.BY_CHANGE, fields, 0)
             limit = len(found) + 1

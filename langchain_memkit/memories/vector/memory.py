@@ -338,6 +338,9 @@ class HistoryVectorMemory(VectorMemory):
     or expires a turn does so with what is recalled, at the next question, in every process. A turn that has none,
     since it was stored before or by another program, gets it when the user next asks something.
 
+    There is one log: `clear` of the memory clears the session in the histories, `purge` of its factory purges the user
+    there, and `forget_messages` hides the turns that hold the messages.
+
     Give it the factory of histories that the chain has. Where the chain's history is of another package, give it one of
     its own, in which it then keeps the turns that it is told of.
 
@@ -357,7 +360,7 @@ class HistoryVectorMemory(VectorMemory):
         ttl: Seconds after which a record is recalled no more, though its turn stays.
         importance: See there.
         reranker: See there.
-        read_only: Store nothing: neither turns nor what is derived from them.
+        read_only: Store nothing, neither turns nor what is derived from them, and erase nothing.
         token_counter: See there.
         timezone: See there.
         now: See there.
@@ -619,5 +622,7 @@ class HistoryVectorMemoryFactory(VectorMemoryFactory):
 
     async def _purge(self, user_id: str) -> Mapping[str, int]:
         log: Any = self._core.store
+        if log.read_only:
+            return {}
         log.forget(user_id)
         return await Step(lambda: log.histories.purge(user_id), lambda: log.histories.apurge(user_id))

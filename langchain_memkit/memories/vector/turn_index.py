@@ -44,7 +44,7 @@ class TurnRecord:
         said: Role, name, begin and end of each message's own words in the text.
         messages: The ids of the messages.
         stems: The words of each message.
-        is_worth: Whether it is to be embedded; greetings and consent are not.
+        is_worth: Whether it is to be embedded: not greetings and consent, nor what no vector could be made of or kept.
         importance: From 1 to 10; None if unrated.
         vector: Of length 1; None if it is not embedded.
     """
@@ -108,7 +108,7 @@ def derive(messages: Sequence[BaseMessage], splitter: Splitter) -> TurnIndex:
 
 
 def encode(index: TurnIndex) -> bytes:
-    """Encode an index; one that is too large loses its vectors."""
+    """Encode an index; from one that is too large the vectors are taken away first, for good."""
     vectors = [record.vector for record in index.records if record.vector is not None]
     lines = [
         [

@@ -81,7 +81,7 @@ class UserRecords:
     stored: dict[str, Stored] = field(default_factory=dict)  # by id
     recalled: dict[Place, datetime] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # ids of records by the digest of their text
-    wordless: bool = False  # whether vectors were left out, since it was not known of which model they are
+    vectorless: bool = False  # whether vectors were left out, since it was not known of which model they are
 
     @property
     def nbytes(self) -> int:
@@ -160,6 +160,7 @@ class TurnLog:
         splitter: Splits long texts.
         importance: Rates a text from 1 to 10; None: nothing is rated.
         ttl: How long a record is recalled; None for as long as its turn is shown.
+        max_records: How many records of a user are held at most; None for all.
         read_only: Whether nothing is stored.
         now: The clock.
         cache_bytes: How much memory the records of all users may take. The last user's stay, however many.
@@ -297,9 +298,9 @@ class TurnLog:
         held = self._held(user_id)
         names = [VECTORS, RECALLED]
         await self._step(lambda: catch_up(self.store, user_id, held.log, names, self._now()))
-        if not self._sketch and (held.log.unread or held.wordless):
+        if not self._sketch and (held.log.unread or held.vectorless):
             await self._recognize()
-            if self._sketch and held.wordless:  # the vectors that were left out are wanted now
+            if self._sketch and held.vectorless:  # the vectors that were left out are wanted now
                 self.forget(user_id)
                 return await self.look(user_id, most=most, rates=rates)
         try:
@@ -343,7 +344,8 @@ class TurnLog:
         if recalled := row.index.get(RECALLED):
             held.recalled[row.place] = datetime.fromtimestamp(struct.unpack(">d", recalled)[0], UTC)
         data, known = row.index.get(VECTORS), held.rows.get(row.place)
-        if known is not None and data is not None and known.data == data:
+        is_same = known is not None and data is not None and known.data == data
+        if known is not None and is_same and (known.row.expires_at, known.row.epoch) == (row.expires_at, row.epoch):
             known.row = row
             return
         index = turn_index.decode(data)
@@ -355,7 +357,7 @@ class TurnLog:
         if index.sketch and not is_ours:
             for record in index.records:
                 record.vector = None
-            held.wordless = held.wordless or not self._sketch
+            held.vectorless = held.vectorless or not self._sketch
         made = held.put(row, index, self._ttl)
         made.lacks = not index.is_embedded
         made.unrated = self._importance is not None and any(record.importance is None for record in index.records)
@@ -375,9 +377,9 @@ class TurnLog:
             is_embedded = await self._try_to_embed(user_id, [index for _, index in made])
             with held.index.lock:
                 fresh = [one for row, index in made if (one := self._hold(held, row, index, whole=is_embedded))]
-                for row in rows:
-                    if row.place not in {row.place for row, _ in made}:  # it was erased since
-                        held.drop(row.place)
+                found = {row.place for row, _ in made}
+                for place in {row.place for row in rows} - found:  # it was erased since
+                    held.drop(place)
                 held.evict(self._max_records)
             await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure])
             if not is_embedded:
@@ -424,6 +426,7 @@ class TurnLog:
         """Rate the newest turns that are not rated, and store that."""
         with held.index.lock:
             newest = held.unrated()[:most]
+        fresh: list[tuple[Place, str, bytes]] = []
         for one in newest:
             row, index = one.row, turn_index.decode(one.data)
             one.unrated = False  # tried once in this process
@@ -431,8 +434,11 @@ class TurnLog:
                 continue
             await self._rate(index.records)
             with held.index.lock:
-                fresh = self._hold(held, row, index, whole=not one.lacks, again=True)
-            await self._keep(user_id, VECTORS, [fresh] if fresh else [])
+                made = self._hold(held, row, index, whole=not one.lacks, again=True)
+            fresh += [made] if made else []
+            if len(fresh) == MANY or one is newest[-1]:  # in parts, so that what breaks off has kept most
+                await self._keep(user_id, VECTORS, fresh)
+                fresh = []
 
     async def _try_to_embed(self, user_id: str, made: Sequence[TurnIndex]) -> bool:
         """Embed what is not embedded; return False if the model failed, which is not asked again for a while."""

@@ -415,6 +415,7 @@ def test_nothing_is_stored_by_who_only_reads(path: Path, histories: Any, memorie
     assert texts(reader("s2", "u1")) == ["My cat is called Nemo."]
     reader("s1", "u1").save(OSLO)
     reader("s1", "u1").clear()
+    assert reader.purge("u1") == {}
     explained = explain_turn(chat(histories, memories), ASKED, session("s2", user_id="u1"))
     assert [record.text.split("\n")[0] for record in explained.recalled] == ["human: My cat is called Nemo."]
     assert indexes(path) == []
