@@ -436,9 +436,10 @@ class TurnLog:
             with held.index.lock:
                 made = self._hold(held, row, index, whole=not one.lacks, again=True)
             fresh += [made] if made else []
-            if len(fresh) == MANY or one is newest[-1]:  # in parts, so that what breaks off has kept most
+            if len(fresh) == MANY:  # in parts, so that what breaks off has kept most
                 await self._keep(user_id, VECTORS, fresh)
                 fresh = []
+        await self._keep(user_id, VECTORS, fresh)
 
     async def _try_to_embed(self, user_id: str, made: Sequence[TurnIndex]) -> bool:
         """Embed what is not embedded; return False if the model failed, which is not asked again for a while."""
