@@ -308,7 +308,10 @@ class TurnLog:
         except BaseException:
             self.forget(user_id)  # what it was told of is not held: the next look begins anew
             raise
-        await self._complete(user_id, held, self._lazy if most is None else most)
+        if await self._complete(user_id, held, self._lazy if most is None else most):
+            # Turns were erased while this one looked: what else was erased with them is not to be shown alone.
+            await self._step(lambda: catch_up(self.store, user_id, held.log, names, self._now()))
+            await cpu_bound(partial(self._take, held), long=held.log.unread > MANY)
         await self._rate_later(user_id, held, rates)
         with self._lock:
             self._users.put(user_id, held)
@@ -364,13 +367,14 @@ class TurnLog:
 
     # -- making what is lacking
 
-    async def _complete(self, user_id: str, held: UserRecords, most: int, batch: int = 128) -> None:
-        """Index the newest turns that lack it."""
+    async def _complete(self, user_id: str, held: UserRecords, most: int, batch: int = 128) -> bool:
+        """Index the newest turns that lack it; return whether any of them was erased meanwhile."""
+        erased: set[Place] = set()
         with held.index.lock:
             newest = held.lacking()[:most]
         is_paused = time.monotonic() - self._failed_at < self._pause
         if is_paused and all(one.ids for one in newest):
-            return
+            return False
         for begin in range(0, len(newest), batch):
             rows = [one.row for one in newest[begin : begin + batch]]
             made, unsure = await self._made(user_id, rows)
@@ -378,12 +382,14 @@ class TurnLog:
             with held.index.lock:
                 fresh = [one for row, index in made if (one := self._hold(held, row, index, whole=is_embedded))]
                 found = {row.place for row, _ in made}
-                for place in {row.place for row in rows} - found:  # it was erased since
+                erased |= {row.place for row in rows} - found
+                for place in erased:
                     held.drop(place)
                 held.evict(self._max_records)
             await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure])
             if not is_embedded:
-                return
+                break
+        return bool(erased)
 
     def _hold(
         self, held: UserRecords, row: ChangedRow, index: TurnIndex, *, whole: bool, again: bool = False
