@@ -122,8 +122,9 @@ def may_append(head: SessionHead | None, turn: ReadVersion, purged: int, now: da
     if head is not None:
         # The epochs differ. That is harmless in one case: the session was empty when the turn began (the turn was
         # then given the purge's epoch instead of one of the session's), and another turn has begun it since. A clear
-        # since then would show as a base above 0, a purge as another value of `purged`.
-        return head.base == 0 and turn.epoch == purged
+        # since then would show as a base above 0, an edit in the epoch, a purge as another value of `purged`.
+        is_only_begun = head.base == 0 and not was_edited(head.epoch)
+        return is_only_begun and turn.epoch == purged
     # The session was empty when the turn began, still is, and the user was not purged since.
     if turn.epoch == purged:
         return True

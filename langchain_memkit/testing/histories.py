@@ -191,6 +191,16 @@ class ChatMessageHistoryContract(LangChainHistoryContract):
         window = Window(after=before.messages.position(5))
         assert len(call(history, "view", window=window).messages) == 6
 
+    def test_first_turn_of_a_session_and_an_edit(self, make_history: MakeHistory, call: Call) -> None:
+        """A turn that began on an empty session is refused once another turn was stored there and edited."""
+        history = editable(make_history("s1"))
+        empty = call(history, "view").epoch
+        call(make_history("s1"), "append_turn", exchange("other"))
+        call(make_history("s1"), "edit", 1, exchange("another"))
+        with pytest.raises(StaleTurnError):
+            call(history, "append_turn", exchange("mine"), epoch=empty)
+        assert text_of_each(call(history, "messages")) == ["another", "re: another"]
+
     def test_fork(self, make_history: MakeHistory, call: Call) -> None:
         """A fork holds what is shown up to a position, and nothing that was replaced; it is repeatable."""
         history = editable(make_history("s1"))

@@ -31,6 +31,7 @@ from langchain_memkit._histories import keeps_index
 from langchain_memkit._sync import drive
 from langchain_memkit.errors import ConfigurationError, MemkitError
 from langchain_memkit.memories.vector.turn_index import ROOM
+from langchain_memkit.stores.history import HistoryFactory
 
 GENERATION = 3.0  # seconds
 PLAIN = [("u1", "s1"), ("u1", "s2"), ("u2", "s1"), ("", "s1"), ("u3", "soft"), ("u3", "ttl")]
@@ -80,7 +81,8 @@ class Worker:
         self.edits: list[tuple[Any, ...]] = []  # arguments of `_replace`
         self.stored: list[tuple[Any, ...]] = []  # to be hidden: where, token, position, since when
         # What it recalls is kept up to date by looks, as long as this process lives.
-        able = hasattr(histories, "turn_store") and keeps_index(histories("-"))
+        # A factory with a fault (the checker's own tests) is no factory of histories, and is not looked at.
+        able = isinstance(histories, HistoryFactory) and keeps_index(histories("-"))
         self.recalls = VectorMemory.factory(histories, WordLlamaEmbeddings(64), floor=None) if able else None
 
     def do(
