@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from langchain_memkit._compat import BaseChatMessageHistory, InMemoryChatMessageHistory
     from langchain_memkit.backends.langgraph_store import LangGraphKeyValueStore
     from langchain_memkit.backends.mongodb import MongoDBChatMessageHistory, MongoDBKeyValueStore
-    from langchain_memkit.backends.mongodb.vectors import MongoDBVectorStore
     from langchain_memkit.backends.spacy import SpacyEntityExtractor
     from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore
-    from langchain_memkit.backends.sqlite.vectors import SQLiteVectorStore
     from langchain_memkit.backends.wordllama import WordLlamaEmbeddings
     from langchain_memkit.base import Memory, purge_user, session
     from langchain_memkit.explain import explain_last_turn, explain_stored_turn, explain_turn
@@ -57,12 +55,10 @@ __all__ = [
     "MessageHistoryMiddleware",
     "MongoDBChatMessageHistory",
     "MongoDBKeyValueStore",
-    "MongoDBVectorStore",
     "PreferenceMemory",
     "RunnableWithMessageHistory",
     "SQLiteChatMessageHistory",
     "SQLiteKeyValueStore",
-    "SQLiteVectorStore",
     "SpacyEntityExtractor",
     "VectorMemory",
     "WordLlamaEmbeddings",
@@ -106,8 +102,6 @@ _LAZY = {name: (f"{__name__}.{module}", "", ()) for module, names in _PLAIN.item
     "MessageHistoryMiddleware": ("langchain_memkit.middleware", "agents", ("langchain", "langgraph")),
     "MongoDBChatMessageHistory": _MONGODB,
     "MongoDBKeyValueStore": _MONGODB,
-    "MongoDBVectorStore": ("langchain_memkit.backends.mongodb.vectors", "mongodb,vector", (*_MONGODB[2], *_VECTOR[1])),
-    "SQLiteVectorStore": ("langchain_memkit.backends.sqlite.vectors", *_VECTOR),
     "SpacyEntityExtractor": ("langchain_memkit.backends.spacy", "spacy", ("spacy",)),
     "VectorMemory": ("langchain_memkit.memories.vector", *_VECTOR),
     "WordLlamaEmbeddings": ("langchain_memkit.backends.wordllama", *_LOCAL),
@@ -148,7 +142,12 @@ def _load(name: str) -> Any:
 
 
 def _where(name: str) -> str:
-    """Return the end of an error message about a name that is in one of the modules; else nothing."""
+    """Return the end of an error message about a name that is gone, or in one of the modules; else nothing."""
+    if name in ("SQLiteVectorStore", "MongoDBVectorStore"):
+        return (
+            ": VectorMemory.factory(histories, embedding) needs no store of its own; what was kept in one is moved by "
+            "langchain_memkit.migrate.vector_records_source, and documents belong into a vector store of LangChain's"
+        )
     homes = [module for module in _MODULES if name in getattr(import_module(f"{__name__}.{module}"), "__all__", ())]
     return f"; it is in {__name__}.{homes[0]}" if homes else ""
 

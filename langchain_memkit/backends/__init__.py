@@ -1,4 +1,4 @@
 """One module or folder per outside dependency; nothing here is imported before it is used.
 
-What a backend must be able to do is an interface of `stores`: `TurnStore`, `KeyValueBackend`, `VectorBackend`.
+What a backend must be able to do is an interface of `stores`: `TurnStore` or `KeyValueBackend`.
 """

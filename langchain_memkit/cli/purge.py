@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
-
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import langchain_memkit
 from langchain_memkit.backends.sqlite import SQLiteChatMessageHistory, SQLiteKeyValueStore, inspection
@@ -21,7 +19,6 @@ from langchain_memkit.stores.key_value import KeyValueStore
 
 # Prefixes of a user's keys, after the user's own prefix.
 SHELVES = {"summary/": "summaries", "entities/": "entities", "key_value/": "key-values", "preferences/": "preferences"}
-NO_EMBEDDING = DeterministicFakeEmbedding(size=1)  # of stores that are opened to count and to delete
 LAYOUTS: tuple[Literal["turns", "qa"], ...] = ("turns", "qa")
 OTHER_KEYS = "other keys"
 BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version", "preferences/session/")
@@ -100,12 +97,12 @@ def open_stores(place: Target, user_id: str, output: Output, opened: ExitStack) 
 def _in_file(place: Target, opened: ExitStack) -> Iterator[ErasableStore]:
     tables = inspection.tables_of(place.path) if place.is_sqlite else frozenset()
     if "turns" in tables:
-        yield _histories(place.label, opened.enter_context(SQLiteChatMessageHistory.factory(place.path)))
+        histories = opened.enter_context(SQLiteChatMessageHistory.factory(place.path))
+        yield _histories(place.label, histories)
+        if "vectors" in tables:  # of a vector memory of version 0.1 or 0.2; the histories purge them as well
+            yield ErasableStore(place.label, histories, lambda user_id: _old_records(place.path, user_id))
     if "key_values" in tables:
         yield _keys(place.label, opened.enter_context(SQLiteKeyValueStore(place.path)))
-    if "vectors" in tables:
-        vectors = opened.enter_context(langchain_memkit.SQLiteVectorStore(place.path, NO_EMBEDDING))
-        yield _vectors(place.label, vectors, partial(inspection.count_records, place.path))
 
 
 def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack) -> Iterator[ErasableStore]:
@@ -121,9 +118,8 @@ def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack)
                 yield _histories(where, opened.enter_context(histories))
         if "key_value" in found:
             yield _keys(where, opened.enter_context(langchain_memkit.MongoDBKeyValueStore(*names)))
-        if "vectors" in found:
-            vectors = langchain_memkit.MongoDBVectorStore(place.where, NO_EMBEDDING, place.database, name)
-            yield _vectors(where, opened.enter_context(vectors), partial(server.count_records, *names))
+        if "vectors" in found:  # of a vector memory of version 0.1 or 0.2
+            yield _vectors(where, server.OldVectors(*names))
         if "langchain-mongodb" in found and user_id:
             output.note(f"{where}: rows of langchain-mongodb carry no user and are left out: clear their sessions")
 
@@ -137,8 +133,13 @@ def _histories(where: str, factory: AnyFactory) -> ErasableStore:
     return ErasableStore(where, factory, count)
 
 
-def _vectors(where: str, store: Purgeable, count: Callable[[str], int]) -> ErasableStore:
-    return ErasableStore(where, store, lambda user_id: {"vectors": count(user_id)})
+def _old_records(path: Path, user_id: str) -> dict[str, int]:
+    count = inspection.count_old_records(path, user_id)
+    return {"vectors": count} if count else {}
+
+
+def _vectors(where: str, store: Any) -> ErasableStore:
+    return ErasableStore(where, store, lambda user_id: {"vectors": store.count(user_id)})
 
 
 def _keys(where: str, store: KeyValueStore) -> ErasableStore:

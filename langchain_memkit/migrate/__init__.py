@@ -4,7 +4,8 @@ Every turn keeps the idempotency key it is stored under, so a second run adds on
 finished by the next one. Whatever cannot be read is counted and named.
 """
 
-# How the modules fit together: `sources` (with `foreign` for other packages) reads, `transfer` writes and connects two
+# How the modules fit together: `sources` reads (with `foreign` for other packages, and `old_vectors` for
+# what older versions kept apart), `transfer` writes and connects two
 # stores, `jsonl` connects a store and a file.
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from langchain_memkit.migrate.foreign import (
     langgraph_source,
 )
 from langchain_memkit.migrate.jsonl import aexport_history, aimport_history, export_history, import_history
+from langchain_memkit.migrate.old_vectors import vector_records_source
 from langchain_memkit.migrate.transfer import MigrationReport, amigrate, migrate
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "langchain_sql_source",
     "langgraph_source",
     "migrate",
+    "vector_records_source",
 ]
 
 

@@ -77,6 +77,8 @@ class Conversation:
         turns: Reads the turns, oldest first.
         counter: The counter of the turns' token counts; turns without counts are counted when they are stored.
         by_id: Whether the target is searched for the messages' own ids, whatever turn they belong to.
+        copy_of: Where the turns were made of a transcript, the prefix of their keys: the conversation is left out if
+            the target's begins with another turn.
     """
 
     session_id: object
@@ -84,6 +86,7 @@ class Conversation:
     turns: Callable[[], Iterator[Turn]]
     counter: TokenCounter | None = None
     by_id: bool = False
+    copy_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,8 @@ def opened(source: object, *, native_only: bool = False, user_id: str | None = N
     """Return the argument as a source; from a factory only conversations of `user_id`, an empty string for no owner."""
     if isinstance(source, ConversationSource):
         return source
-    other = ", or from langchain_sql_source, langchain_file_source, langchain_memory_source or langgraph_source"
+    other = ", or from langchain_sql_source, langchain_file_source, langchain_memory_source, langgraph_source or "
+    other += "vector_records_source"
     return history_source(checked(source, "source", other), user_id, native_only=native_only)
 
 

@@ -179,10 +179,10 @@ def migrate(
     """Copy every conversation of one store into another.
 
     The target is a factory of histories: SQLite or MongoDB, any layout, any collection. The source is one as well, or
-    the result of `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source` or `langgraph_source`. The
-    source is not changed, with one exception, the in-place downgrade: with the same collection on both sides,
-    `layout="turns"` as the source and `layout="langchain"` as the target, native turns *become* rows of
-    langchain-mongodb.
+    the result of `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source`, `langgraph_source` or
+    `vector_records_source`. The source is not changed, with one exception, the in-place downgrade: with the same
+    collection on both sides, `layout="turns"` as the source and `layout="langchain"` as the target, native turns
+    *become* rows of langchain-mongodb.
 
     Args:
         source: The store to read.
@@ -249,10 +249,18 @@ def _move(
     except (TypeError, ValueError) as error:
         report.skipped.append(f"session {conversation.session_id!r:.100}: {error}")
         return []
+    if conversation.copy_of and _has_transcript(history, conversation.copy_of):
+        return []
     turns = reported(conversation.turns(), report, f"session {name!r}, ", advance)
     if conversation.by_id and not report.dry_run:
         turns = _unknown(turns, history)
     return copy_turns(turns, history, report, counted=same_counter(conversation.counter, history.token_counter))
+
+
+def _has_transcript(history: TurnHistory, copies: str) -> bool:
+    """Return whether a session has turns that do not come from a copy, whose keys begin with `copies`."""
+    first = next(iter(history.iter_turns(hidden=True)), None)
+    return first is not None and not first.op.startswith(copies)
 
 
 def reported(turns: Iterable[Turn], report: MigrationReport, where: str, advance: Advance) -> Iterator[Turn]:

@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.bm25 import Flags, IndexSnapshot, Postings
-from langchain_memkit.ranking.records import IndexRecord, StoredSession, Utterance, digest_of, index_record_of
+from langchain_memkit.ranking.records import IndexRecord, Utterance, digest_of, index_record_of
 
 __all__ = [
     "Index",
     "IndexRecord",
-    "StoredSession",
     "UsualSimilarity",
     "Utterance",
     "digest_of",
@@ -118,10 +117,6 @@ class Index:
             columns = (self._alive, self._embedded, self._sessions, self._positions, self._times)
             self._view = IndexSnapshot(self.entries, columns, self.postings)
         return self._view
-
-    def stamps(self) -> set[int]:
-        """Return the stamps of all records."""
-        return {entry.stamp for entry in self._entries if entry is not None}
 
     def add(self, entry: IndexRecord, vector: npt.ArrayLike | None) -> None:
         """Add a record, replacing the one with the same id.

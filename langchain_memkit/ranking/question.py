@@ -54,7 +54,6 @@ class Question:
         of_model: Whether it asks for what the model said ("What did you suggest?"). English only.
         now: The time of asking, aware, in the zone in which days are meant.
         vector: Its vector; None if there is none.
-        similar: In place of a vector, similarities by record id, from a third-party store.
         accessed: When records were last recalled, by id.
     """
 
@@ -68,7 +67,6 @@ class Question:
     of_model: bool
     now: datetime
     vector: npt.ArrayLike | None = None
-    similar: Mapping[str, float] | None = None
     accessed: Mapping[str, datetime] = field(default_factory=dict)
 
     def words_among(self, known: Container[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -37,10 +37,8 @@ class IndexRecord:
         at: When it was said, aware; `None` if unknown.
         said: The words of its messages.
         messages: The ids of its messages.
-        epoch: Epoch of the history when it was taken; 0 if unknown.
         importance: From 1 to 10; `None` if unrated.
         expires_at: The time from which it is not found any more.
-        stamp: Version number of the stored row; every change of a row draws a new one.
     """
 
     id: str
@@ -50,31 +48,8 @@ class IndexRecord:
     at: datetime | None
     said: tuple[Utterance, ...]
     messages: tuple[str, ...] = ()
-    epoch: int = 0
     importance: float | None = None
     expires_at: datetime | None = None
-    stamp: int = 0
-
-
-class StoredSession(NamedTuple):
-    """State of a session as a store returns it before a write.
-
-    Attributes:
-        generation: Random value drawn when the session began; a write with another generation is refused.
-        last: The record with the highest position; `None` if there is none, or none that the write could continue.
-        vectors: Vectors that are stored already, by digest of their text.
-        records: The requested records of the session, by id.
-        position: Position of the last record, behind which new ones go; 0 if there is none.
-        state: Version of the session, set if this was answered from a snapshot instead of a read; the write is a
-            compare-and-set on it.
-    """
-
-    generation: str
-    last: Document | None
-    vectors: Mapping[str, Any]
-    records: Mapping[str, Document] = {}  # never changed
-    position: int = 0
-    state: int | None = None
 
 
 def is_greeting(text: str, most: int = 80) -> bool:
@@ -90,15 +65,29 @@ def is_greeting(text: str, most: int = 80) -> bool:
     return bool(words) and GREETINGS.issuperset(words)
 
 
-def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None = None) -> IndexRecord:
-    """Build the index entry of a stored document.
+def stems_of(said: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """Return the words of each message of a record, given as role and text.
+
+    Nobody asks for a greeting, or for the answer to one, so where the user only greets there are none.
+
+    Example:
+        >>> stems_of([("human", "I sing songs."), ("ai", "Which?")])
+        [['sing', 'song'], ['which', '?']]
+    """
+    asked = [text for role, text in said if role == "human"]
+    if asked and all(map(is_greeting, asked)):
+        return [[] for _ in said]
+    return [list(tokenize_record(text)) for _, text in said]
+
+
+def index_record_of(document: Document) -> IndexRecord:
+    """Build the index entry of a document.
 
     Args:
         document: A document with an id. Its metadata is that of a round; every field may be missing.
-        stems: The words of each message, if they were stored; else the text is tokenized.
 
     Raises:
-        ValueError: The document has no id, or the number of lists of stems is not the number of messages.
+        ValueError: The document has no id.
 
     Example:
         >>> entry = index_record_of(Document("Ann: I sing.", id="1", metadata={"said": [["human", "Ann", 5, 12]]}))
@@ -110,13 +99,7 @@ def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None
         raise ValueError(msg)
     known, text = document.metadata, document.page_content
     spans = known.get("said") or [["", "", 0, len(text)]]
-    asked = [text[start:end] for role, _, start, end in spans if role == "human"]
-    if asked and all(map(is_greeting, asked)):
-        words: Sequence[Sequence[str]] = [()] * len(spans)  # nobody asks for a greeting, or for the answer to one
-    elif stems is not None:
-        words = stems
-    else:
-        words = [tokenize_record(text[start:end]) for _, _, start, end in spans]
+    words = stems_of([(role, text[start:end]) for role, _, start, end in spans])
     return IndexRecord(
         id=document.id,
         session=known.get("session_id") or "",
@@ -125,7 +108,6 @@ def index_record_of(document: Document, *, stems: Sequence[Sequence[str]] | None
         at=_time(known.get("created_at")),
         said=tuple(Utterance(role, name, tuple(found)) for (role, name, *_), found in zip(spans, words, strict=True)),
         messages=tuple(known.get("messages") or ()),
-        epoch=known.get("epoch") or 0,
         importance=known.get("importance"),
         expires_at=_time(known.get("expires_at")),
     )

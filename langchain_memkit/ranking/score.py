@@ -177,13 +177,11 @@ def best_first(
         near, known = _similarity(index, view, question)
         trust = 1.0 if question.vector is None else index.vector_trust
         trusted = replace(ranking, relevance=trust * ranking.relevance)
-        usual = index.usual if question.similar is None else usual_similarity(near[known])
         named = holding(view, index.postings, question.capitals - asked.names)
         voices = voices_in(view, by_asked)
-        parts = score_parts(view, question, bool(asked.names), trusted, found, near, known, named, voices, usual)
+        parts = score_parts(view, question, bool(asked.names), trusted, found, near, known, named, voices, index.usual)
         scores = parts.sum(axis=0)
-        has_similarities = question.vector is not None or question.similar is not None
-        likely = known | (found.found > 0) if has_similarities else np.ones(len(scores), bool)
+        likely = np.ones(len(scores), bool) if question.vector is None else known | (found.found > 0)
     worth = (found.messages | by_asked).tolist() if asked.names else []
 
     def ranked(i: int) -> Ranked:
@@ -251,16 +249,6 @@ def nearness(near: Doubles, known: Flags, usual: UsualSimilarity, span: float = 
     """Scale cosines: 0 where they are usual between the user's own records, 1 from `span` deviations above that on."""
     apart = (near - usual.mean) / (span * usual.deviation)
     return np.clip(apart, 0, 1) * known
-
-
-def usual_similarity(found: Doubles, enough: int = 16) -> UsualSimilarity:
-    """Return what is usual among the similarities that a third-party store returned, whose scale is not known.
-
-    Of fewer than `enough` any counts as usual, so that only words tell what is related.
-    """
-    if len(found) < enough:
-        return UsualSimilarity(np.inf, 1.0)
-    return UsualSimilarity(float(found.mean()), max(float(found.std()), 1e-9))
 
 
 def from_neighbours(view: IndexSnapshot, scores: Doubles, share: float) -> Doubles:
@@ -346,10 +334,6 @@ def min_max(values: Doubles, known: Flags | None = None) -> Doubles:
 
 def _similarity(index: Index, view: IndexSnapshot, question: Question) -> tuple[Doubles, Flags]:
     """Return the similarity of each record to the question, and flags of the records whose similarity is known."""
-    similar = question.similar
-    if similar is not None:
-        found = np.array([similar.get(entry.id, np.nan) for entry in view.entries])
-        return np.nan_to_num(found), ~np.isnan(found)
     if question.vector is not None:
         return index.dense(question.vector).astype(np.float64), index.embedded
     return np.zeros(len(view.entries)), np.zeros(len(view.entries), bool)

@@ -1,8 +1,8 @@
 """The public interfaces of storage, and what every store promises and shares, whatever keeps the rows.
 
-Who writes a backend for a database of his own subclasses one of three: `TurnStore`, under a chat history,
-`KeyValueBackend`, under a key-value store, or `vectors.VectorBackend`, under a vector store (in its module, which needs
-the extra `vector`). docs/backends.md writes one in full. The names below are public; no dependency on any engine.
+Who writes a backend for a database of his own subclasses one of two: `TurnStore`, under a chat history, or
+`KeyValueBackend`, under a key-value store. docs/backends.md writes one in full. The names below are public; no
+dependency on any engine.
 """
 
 from langchain_memkit._sync import Flow, Operation, Step, adrive, drive, drive_in_thread

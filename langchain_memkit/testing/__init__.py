@@ -4,8 +4,8 @@ To test a history of your own, subclass `ChatMessageHistoryContract` (or `LangCh
 LangChain's methods) and give it a `make_history` fixture; pytest runs every case in both call styles.
 `SessionListContract` tests lists of sessions, their titles and the search, with the same fixture, and
 `ChangesContract` what a store tells that keeps an index of its turns.
-`KeyValueStoreContract` does the same for key-value stores and `VectorStoreContract` for vector stores with memkit's own
-interface, with a `make_store` fixture, and `MemoryContract` for memories, with `make_memory`.
+`KeyValueStoreContract` does the same for key-value stores, with a `make_store` fixture, and `MemoryContract` for
+memories, with `make_memory`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from langchain_memkit.testing.langchain_histories import LangChainHistoryContract
     from langchain_memkit.testing.memories import MemoryContract
     from langchain_memkit.testing.sessions import SessionListContract
-    from langchain_memkit.testing.vectors import VectorStoreContract
 
 __all__ = [
     "ChangesContract",
@@ -35,7 +34,6 @@ __all__ = [
     "LangChainHistoryContract",
     "MemoryContract",
     "SessionListContract",
-    "VectorStoreContract",
 ]
 
 # Loaded on first use, since they need pytest, which a program that uses only the fakes may not have.
@@ -46,7 +44,6 @@ _LAZY = {
     "LangChainHistoryContract": f"{__name__}.langchain_histories",
     "MemoryContract": f"{__name__}.memories",
     "SessionListContract": f"{__name__}.sessions",
-    "VectorStoreContract": f"{__name__}.vectors",
 }
 
 

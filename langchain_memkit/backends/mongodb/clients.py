@@ -59,7 +59,7 @@ class Clients:
             what = "this text" if isinstance(given, str) else f"a {type(given).__name__}"
             msg = (
                 f"connection_string must begin with {' or '.join(SCHEMES)}, as in mongodb://localhost:27017, which "
-                f"{what} does not. For a file use SQLiteChatMessageHistory, SQLiteKeyValueStore or SQLiteVectorStore; "
+                f"{what} does not. For a file use SQLiteChatMessageHistory or SQLiteKeyValueStore; "
                 "a client of your own goes into client= or async_client= (of a collection: collection.database.client)"
             )
             raise ConfigurationError(msg)

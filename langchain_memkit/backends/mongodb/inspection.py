@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -12,14 +13,15 @@ from pymongo import IndexModel, MongoClient
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from langchain_memkit.backends.mongodb import documents, vector_documents
-from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
+from langchain_memkit.backends.mongodb import documents
+from langchain_memkit.backends.mongodb.clients import BsonDict, Clients, scope_filter
 from langchain_memkit.backends.mongodb.commands import CODEC, missing_indexes, text_of
 from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.backends.mongodb.key_value import between
 from langchain_memkit.backends.mongodb.layouts import qa_index_models
+from langchain_memkit.backends.sqlite.inspection import OldRecord
 from langchain_memkit.base import user_prefix
-from langchain_memkit.errors import HistoryReadError, HistoryWriteError
+from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.stores.key_value import range_of
 
 SAMPLE = 20  # documents read from either end of a collection
@@ -29,7 +31,7 @@ BY_FIELDS = {
     "vectors": {"stamp", "user_id", "session_id"},
     "langgraph": {"thread_id", "checkpoint_ns", "checkpoint"},
 }
-BY_INDEX = {"memkit_seq": "turns", "memkit_qa": "qa", "memkit_stamps": "vectors"}
+BY_INDEX = {"memkit_seq": "turns", "memkit_qa": "qa", "memkit_stamps": "vectors"}  # of versions 0.1 and 0.2
 FIRST_SECONDS = 5.0  # for a first read, so that a dead server fails soon
 SECONDS = 60.0  # for the reads that follow
 
@@ -72,7 +74,6 @@ def inspect_database(
                 kinds = _kinds(collection, keys, present, user_id)
                 wanted = documents.index_models(keys[0], {}) if kinds & {"turns", "langchain-mongodb"} else []
                 wanted += qa_index_models(user_id_key, None) if "qa" in kinds else []
-                wanted += vector_documents.index_models() if "vectors" in kinds else []
                 size = collection.estimated_document_count()
                 found[name] = CollectionFacts(kinds, size, missing_indexes(wanted, present))
     return found
@@ -85,10 +86,52 @@ def build_indexes(uri: str, database: str, name: str, models: list[IndexModel]) 
         client[database][name].create_indexes(models)
 
 
-def count_records(uri: str, database: str, name: str, user_id: str) -> int:
-    """Count the vectors of a user in a collection; no embedding model is needed."""
-    with _server(uri) as client:
-        return client[database][name].count_documents(vector_documents.records_filter(user_id))
+def old_records(uri: str, database: str, name: str) -> Generator[OldRecord, None, None]:
+    """Yield the records that vector memories of version 0.1 and 0.2 kept in a collection, session by session, in order.
+
+    A session has a document with its generation; records of another one were left over from before a clear.
+    """
+    with _server(uri, f"read {database}.{name} from", None) as client:
+        collection = client[database].get_collection(name, CODEC)
+        if not collection.find_one({"stamp": {"$exists": True}}, {"_id": 1}):
+            raise ConfigurationError(f"{database}.{name} holds no records of a vector memory")
+        sessions = collection.find({"stamp": {"$lte": 0}, "generation": {"$exists": True}})
+        alive = {(found["user_id"], found["session_id"]): found["generation"] for found in sessions}
+        order = {"user_id": 1, "session_id": 1, "position": 1}
+        with pymongo.timeout(SECONDS):
+            records = collection.find({"stamp": {"$gt": 0}}).sort(order).allow_disk_use(True)
+        for found in records:
+            place = (found.get("user_id", ""), found.get("session_id", ""))
+            if not place[1] or found.get("generation") == alive.get(place, ""):
+                dates = (found.get("created_at"), found.get("expires_at"))
+                yield OldRecord(*place, found.get("round_id", ""), *dates, found.get("text"), found.get("metadata"))
+
+
+class OldVectors:
+    """A collection of such records, in which a user can be purged; a user's sessions go with them."""
+
+    def __init__(self, uri: str, database: str, name: str) -> None:
+        self._names = (uri, database, name)
+
+    def count(self, user_id: str) -> int:
+        """Return the number of a user's records."""
+        uri, database, name = self._names
+        with _server(uri) as client:
+            return client[database][name].count_documents({**scope_filter(user_id), "stamp": {"$gt": 0}})
+
+    def purge(self, user_id: str) -> dict[str, int]:
+        """Delete the records of a user."""
+        uri, database, name = self._names
+        with _server(uri, f"delete in {database}.{name} on", None, HistoryWriteError) as client:
+            collection = client[database][name]
+            # Sessions first, since a record without its session is never read.
+            collection.delete_many({**scope_filter(user_id), "stamp": {"$lte": 0}})
+            found = collection.delete_many({**scope_filter(user_id), "stamp": {"$gt": 0}})
+        return {"vectors": found.deleted_count}
+
+    async def apurge(self, user_id: str) -> dict[str, int]:
+        """Run `purge` in a worker thread."""
+        return await asyncio.to_thread(self.purge, user_id)
 
 
 def count_sessions_without_text(uri: str, database: str, name: str, keys: tuple[str, str]) -> int:

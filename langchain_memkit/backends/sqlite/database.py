@@ -30,20 +30,6 @@ OWNER_ALONE = 0o600
 IMMUTABLE = "ro&immutable=1"  # needs no -wal and -shm beside the file: for a folder where they cannot be created
 REWRITTEN = 8 * 2**20  # bytes; a file up to this size is rewritten after a deletion, in some 0.05 s
 
-VECTOR_COLUMNS = """user_id TEXT NOT NULL, session_id TEXT NOT NULL,
-        round_id TEXT NOT NULL, position INTEGER NOT NULL, digest TEXT NOT NULL, created_at REAL, expires_at REAL,
-        facts TEXT NOT NULL, stems_version INTEGER NOT NULL, vector BLOB, text TEXT NOT NULL, metadata TEXT NOT NULL,
-        v INTEGER NOT NULL"""
-VECTOR_INDEXES = """
-    CREATE INDEX vectors_user ON vectors (user_id, created_at);
-    CREATE INDEX vectors_session ON vectors (user_id, session_id, position);
-    CREATE INDEX vectors_digest ON vectors (user_id, digest) WHERE vector IS NOT NULL;
-    CREATE INDEX vectors_expires ON vectors (expires_at) WHERE expires_at IS NOT NULL;
-    CREATE TRIGGER vectors_deleted AFTER DELETE ON vectors BEGIN
-        DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
-    END;
-"""
-
 MIGRATIONS = [
     """
     CREATE TABLE turns (
@@ -66,19 +52,8 @@ MIGRATIONS = [
     """
     CREATE TABLE key_values (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, v INTEGER NOT NULL);
     """,
-    f"""
-    CREATE TABLE vectors (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, {VECTOR_COLUMNS}
-    );
-    CREATE TABLE vector_accesses (
-        user_id TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (user_id, id)
-    ) WITHOUT ROWID;
-{VECTOR_INDEXES}
-    CREATE TABLE vector_generations (
-        user_id TEXT NOT NULL, session_id TEXT NOT NULL, generation TEXT NOT NULL, PRIMARY KEY (user_id, session_id)
-    ) WITHOUT ROWID;
-    CREATE TABLE vector_meta (name TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-    """,
+    # Vectors had tables of their own; files that have these keep them, see `old_records`.
+    "",
     # Whoever edits messages with SQL means to, so the trigger drops the checksum. Damage on disk fires no trigger.
     """
     ALTER TABLE turns ADD COLUMN checksum INTEGER;
@@ -86,37 +61,8 @@ MIGRATIONS = [
         UPDATE turns SET checksum = NULL WHERE rowid = new.rowid;
     END;
     """,
-    # Ids used to be unique among all users. The last number ever given out is copied too: numbers are never reused.
-    f"""
-    CREATE TABLE vectors_of_users (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, {VECTOR_COLUMNS}, UNIQUE (id, user_id)
-    );
-    INSERT INTO vectors_of_users SELECT * FROM vectors;
-    DELETE FROM sqlite_sequence WHERE name = 'vectors_of_users';
-    INSERT INTO sqlite_sequence SELECT 'vectors_of_users', seq FROM sqlite_sequence WHERE name = 'vectors';
-    DROP TABLE vectors;
-    ALTER TABLE vectors_of_users RENAME TO vectors;
-{VECTOR_INDEXES}
-    """,
-    # The version of a user's records, kept by triggers: so that a read need not count them, and rows that are deleted
-    # by hand change it as well.
-    """
-    CREATE TABLE vector_counts (
-        user_id TEXT NOT NULL PRIMARY KEY, records INTEGER NOT NULL, stamps INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    INSERT INTO vector_counts SELECT user_id, count(*), sum(seq) FROM vectors GROUP BY user_id;
-    CREATE TRIGGER vectors_added AFTER INSERT ON vectors BEGIN
-        INSERT INTO vector_counts VALUES (new.user_id, 1, new.seq)
-            ON CONFLICT DO UPDATE SET records = records + 1, stamps = stamps + new.seq;
-    END;
-    CREATE TRIGGER vectors_removed AFTER DELETE ON vectors BEGIN
-        UPDATE vector_counts SET records = records - 1, stamps = stamps - old.seq WHERE user_id = old.user_id;
-        DELETE FROM vector_counts WHERE user_id = old.user_id AND records = 0;
-    END;
-    CREATE TRIGGER vectors_replaced AFTER UPDATE OF seq ON vectors BEGIN
-        UPDATE vector_counts SET stamps = stamps - old.seq + new.seq WHERE user_id = new.user_id;
-    END;
-    """,
+    "",
+    "",
     """
     CREATE TABLE session_details (
         user_id TEXT NOT NULL, session_id TEXT NOT NULL, epoch INTEGER NOT NULL, expires_at REAL,

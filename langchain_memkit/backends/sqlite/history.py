@@ -548,6 +548,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
             # their own.
             self._void(connection, SessionScope(user_id, ""), "purge")
             names = [name for (name,) in connection.execute(query, (user_id,)).fetchall()]
+            self._forget_old_records(connection, "user_id = :user", {"user": user_id})
             return [self._void(connection, SessionScope(user_id, name), "clear") for name in names]
 
         deleted = await self._write(write, deleting=True)
@@ -688,7 +689,13 @@ class SQLiteTurnStore(Transactions, TurnStore):
         parameters = self._parameters(scope, seq=seq)
         (turns,) = connection.execute(f"SELECT COUNT(*) {others} AND kind = 'turn'", parameters).fetchone()
         connection.execute(f"DELETE {others}", parameters)
+        self._forget_old_records(connection, HERE, parameters)
         return int(turns)
+
+    def _forget_old_records(self, connection: sqlite3.Connection, where: str, given: dict[str, object]) -> None:
+        """Erase what a vector memory of version 0.1 or 0.2 kept: else a migration would bring it back."""
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'vectors'").fetchone():
+            connection.execute(f"DELETE FROM vectors WHERE {where}", given)
 
 
 class SQLiteOptions(HistoryOptions, total=False):

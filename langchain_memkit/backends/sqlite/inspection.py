@@ -7,6 +7,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -75,11 +76,34 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
     return FileFacts(counts, version, len(MIGRATIONS), problems, modes)
 
 
-def count_records(path: str | os.PathLike[str], user_id: str) -> int:
-    """Return the number of a user's vector records, without an embedding model."""
+class OldRecord(NamedTuple):
+    """A record that a vector memory of version 0.1 or 0.2 kept: a round of a conversation, or a part of a long one."""
+
+    user_id: str
+    session_id: str
+    round_id: str
+    created_at: object
+    expires_at: datetime | None
+    text: object
+    metadata: object
+
+
+def count_old_records(path: str | os.PathLike[str], user_id: str) -> int:
+    """Return the number of a user's records in a file's table of vectors."""
     with _reading(path) as connection:
         (count,) = connection.execute("SELECT COUNT(*) FROM vectors WHERE user_id = ?", (user_id,)).fetchone()
     return int(count)
+
+
+def old_records(path: str | os.PathLike[str]) -> Generator[OldRecord, None, None]:
+    """Yield the records in a file's table of vectors, session by session, in order."""
+    columns = ("user_id", "session_id", "round_id", "created_at", "expires_at", "text", "metadata", "position")
+    query = f"SELECT {', '.join(columns)} FROM vectors ORDER BY user_id, session_id, position"
+    with _reading_table(Path(path), "vectors", columns) as connection:
+        for user_id, session_id, round_id, created_at, expires_at, *said, _ in connection.execute(query):
+            at = None if created_at is None else datetime.fromtimestamp(created_at, UTC)
+            ends = None if expires_at is None else datetime.fromtimestamp(expires_at, UTC)
+            yield OldRecord(user_id, session_id, round_id, at, ends, *said)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Vector memory: semantic and lexical recall over all conversations of a user.
 
-From the public API inwards: `memory` holds the methods that callers use. Saving turns messages into records and plans
-which of them are new (`rounds`), and writes those (`saving`). Loading ranks the records and quotes the best ones
-(`recalling`). `core` holds the options and the store; `adapter` adapts any other LangChain vector store.
+From the public API inwards: `memory` holds the methods that callers use. `turn_log` holds the records of users in
+process, and keeps them up to date; `turn_index` is what lies in the row of a turn, made of `rounds`. Loading ranks the
+records and quotes the best ones (`recalling`). `core` holds the options.
 """
 
 from langchain_memkit.memories.vector.importance import create_model_importance, plain_importance

@@ -16,11 +16,11 @@ from langchain_memkit._sync import Step, cpu_bound
 from langchain_memkit._timezones import in_timezone, timezones_named
 from langchain_memkit.base import describe_error
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, MissingExtraError
-from langchain_memkit.memories.rebuildable import erased_messages
 from langchain_memkit.memories.retriever import plain_score
-from langchain_memkit.memories.vector.adapter import VectorStoreAdapter, index_of
 from langchain_memkit.memories.vector.core import VectorMemoryConfig
-from langchain_memkit.memories.vector.rounds import RoundLine, lines_of_document
+from langchain_memkit.memories.vector.rounds import RoundLine
+from langchain_memkit.memories.vector.turn_index import TurnRecord
+from langchain_memkit.memories.vector.turn_log import TurnLog
 from langchain_memkit.messages.notes import ROUNDS, NoteParts, Record, note_message, note_parts, render_note_parts
 from langchain_memkit.messages.text import printable, printable_html
 from langchain_memkit.messages.tokens import count_text, count_tokens
@@ -28,8 +28,6 @@ from langchain_memkit.ranking.floor import reasons_for, related
 from langchain_memkit.ranking.index import Index, IndexRecord
 from langchain_memkit.ranking.question import Question
 from langchain_memkit.ranking.score import PARTS, Ranked, best_first
-from langchain_memkit.stores.vector_cache import ReadSession
-from langchain_memkit.stores.vectors import RecordVectorStore
 
 WIDTH = 80  # characters of a hit's text in its line of the repr
 
@@ -129,9 +127,9 @@ class HitList(list[Hit]):
         return [name for name in PARTS if any(hit.parts.get(name) for hit in self)]
 
 
-def hit_of(ranked: Ranked, rerank: float | None, document: Document, question: Question) -> Hit:
-    """Build the `Hit` of a ranked record from its stored document, with its date in the question's time zone."""
-    entry, (lines, text) = ranked.entry, _shown(ranked, document)
+def hit_of(ranked: Ranked, rerank: float | None, record: TurnRecord, question: Question) -> Hit:
+    """Build the `Hit` of a ranked record, with its date in the question's time zone."""
+    entry, (lines, text) = ranked.entry, _shown(ranked, record)
     at = entry.at and in_timezone(entry.at, question.now.tzinfo or UTC)
     return Hit(
         entry.id,
@@ -148,7 +146,7 @@ def hit_of(ranked: Ranked, rerank: float | None, document: Document, question: Q
 
 
 def note_record_of(
-    ranked: Ranked, rerank: float | None, document: Document, rank: int, notes: dict[Any, Any], question: Question
+    ranked: Ranked, rerank: float | None, record: TurnRecord, rank: int, notes: dict[Any, Any], question: Question
 ) -> tuple[Record, NoteParts]:
     """Build the record of a note, and how it is rendered; `rank` is 0 for the best.
 
@@ -162,7 +160,7 @@ def note_record_of(
     key = ranked.shown, at and at.date()
     known = notes.get(key)
     if known is None:
-        lines, text = _shown(ranked, document)
+        lines, text = _shown(ranked, record)
         told = note_parts(Record(text, source=source, date=at, memory=ROUNDS))
         known = notes[key] = text, tuple((line.message, line.text) for line in lines), told
     text, parts, told = known
@@ -170,11 +168,11 @@ def note_record_of(
     return Record(text, "", "", source, at, None, parts, rank, score, ROUNDS, why), told
 
 
-def _shown(ranked: Ranked, document: Document) -> tuple[list[RoundLine], str]:
-    """Return the messages to show, those that the ranking selected, else all, with their text; a document has none."""
-    lines = lines_of_document(document)
+def _shown(ranked: Ranked, record: TurnRecord) -> tuple[list[RoundLine], str]:
+    """Return the messages to show, those that the ranking selected, else all, with their text."""
+    lines = record.lines
     shown = [lines[i] for i in ranked.shown if i < len(lines)] or lines
-    return shown, _text(shown) if shown else document.page_content
+    return shown, _text(shown)
 
 
 def _text(lines: Sequence[RoundLine]) -> str:
@@ -201,8 +199,7 @@ def _day(hit: Hit) -> str:
 logger = logging.getLogger("langchain_memkit")
 
 ASKED = "a question to the vector memory"
-BATCH = 32  # records whose texts are fetched at once from the store
-FEW = 8  # records per batch where the texts come with the index
+BATCH = 8  # records that are looked at together
 RERANKED = 50  # records that a reranker is given
 MANY = 1000  # records; ranking more runs in a thread
 SHORT = 2000  # characters; tokenizing more runs in a thread
@@ -211,31 +208,30 @@ MISSES = 3  # records that may fail to fit before the note counts as full
 Keep: TypeAlias = Callable[[IndexRecord], bool]
 Found: TypeAlias = tuple[Ranked, float | None]
 """A ranked record, with the reranker's score."""
-Fetched: TypeAlias = tuple[Index, ReadSession | None]
-"""The index of a user, with the snapshot of a session if a write can start from it."""
 
 
 async def search(core: VectorMemoryConfig, user_id: str, question: Question, k: int, keep: Keep) -> HitList:
     """Search for the best `k` records that `keep` accepts, best first, without a floor."""
     hits, seen = HitList(), set[str]()
-    every, _ = await _ranked(core, user_id, question, keep, None)
+    index = (await core.log.look(user_id)).index
+    every, _ = await _ranked(core, user_id, question, keep, index)
     ranked = await _reranked(core, user_id, question, every)
     while some := list(islice(ranked, min(k - len(hits), BATCH))):
         fetched = await _fetched(core, user_id, some, seen)
-        hits += [hit_of(found, rerank, document, question) for found, rerank, document, _ in fetched]
+        hits += [hit_of(found, rerank, record, question) for found, rerank, record, _ in fetched]
     return hits
 
 
 async def recall(
-    core: VectorMemoryConfig, user_id: str, query: str, question: Question, keep: Keep, fetched: Fetched | None
+    core: VectorMemoryConfig, user_id: str, query: str, question: Question, keep: Keep, index: Index
 ) -> list[BaseMessage]:
     """Quote the records that `keep` accepts and that are related to the question, as many of the best as fit in a note.
 
     Related is what scores at least `floor`. Where `query`, as `load` was given it, is a dry run, it is not recorded
-    that the records were recalled, and its `remarks` receive what the floor left out. `fetched` holds the user's
-    index, if it was read already. The result is empty if nothing is related, or nothing fits.
+    that the records were recalled, and its `remarks` receive what the floor left out. The result is empty if nothing is
+    related, or nothing fits.
     """
-    every, count = await _ranked(core, user_id, question, keep, fetched)
+    every, count = await _ranked(core, user_id, question, keep, index)
     best = next(every, None)
     if best is None:
         return []
@@ -255,7 +251,7 @@ async def recall(
     needs_times = bool(core.ranking.recency) or core.max_records is not None
     if chosen and needs_times and not silent:
         try:
-            await core.records.touch(user_id, [entry.id for entry in chosen], core.now())
+            await core.log.touch(user_id, [entry.id for entry in chosen], core.now())
         except HistoryWriteError as error:
             logger.warning("when memories were recalled is not stored: %s", error)
     return note
@@ -277,12 +273,10 @@ async def _filled(
     zones = timezones_named([question.now])
     room = core.max_tokens - count_text(render_note_parts([], zones=zones), core.counter)
     message = count_text("", core.counter)  # what a message costs besides its text
-    # showing a batch of records costs I/O: for their texts, or to check them against transcripts
-    reads = isinstance(core.store, VectorStoreAdapter) or core.get_session_history is not None
     misses, full = 0, False
-    while not full and (some := list(islice(ranked, BATCH if reads else FEW))):
-        for found, rerank, document, notes in await _fetched(core, user_id, some, seen):
-            record, parts = note_record_of(found, rerank, document, len(chosen), notes, question)
+    while not full and (some := list(islice(ranked, BATCH))):
+        for found, rerank, kept, notes in await _fetched(core, user_id, some, seen):
+            record, parts = note_record_of(found, rerank, kept, len(chosen), notes, question)
             heading, quote, session = parts
             shares_heading = bool(session) and (heading, session) in headed
             told = quote if shares_heading else f"{heading}\n{quote}"
@@ -307,30 +301,22 @@ async def _filled(
 
 
 async def _ranked(
-    core: VectorMemoryConfig, user_id: str, question: Question, keep: Keep, fetched: Fetched | None
+    core: VectorMemoryConfig, user_id: str, question: Question, keep: Keep, index: Index
 ) -> tuple[Iterator[Ranked], int]:
     """Rank the user's records. Returns them, best first, and the number of records that were compared."""
-    store = core.store
     if core.ranking.recency:
-        question = replace(question, accessed=await core.records.accesses(user_id))
-    if isinstance(store, VectorStoreAdapter):
-        hits = await store.similar(user_id, question.text, core.ranking.candidates)
-        question = replace(question, similar={document.id: score for document, score in hits if document.id})
-        index = index_of(document for document, _ in hits)
-    else:
-        index, _ = fetched or await store.records.read(user_id)
-        question = replace(question, vector=await _embedded(store, question.text))
+        question = replace(question, accessed=core.log.accesses(user_id))
+    question = replace(question, vector=await _embedded(core.log, question.text))
     long = len(index) > MANY or len(question.text) > SHORT
     found, count = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
-    # Without similarities every record is ranked, also those that share no word with the question: drop these.
-    without = question.vector is None and question.similar is None
-    return (ranked for ranked in found if ranked.score > 0 or not without), count
+    # Without a vector every record is ranked, also those that share no word with the question: drop these.
+    return (ranked for ranked in found if ranked.score > 0 or question.vector is not None), count
 
 
-async def _embedded(store: RecordVectorStore, text: str) -> Any:
+async def _embedded(log: TurnLog, text: str) -> Any:
     """Embed a question; None if that fails, since its words can be looked for without a vector."""
     try:
-        return await store.records.embed_query(text)
+        return await log.embed_query(text)
     except ConfigurationError:
         raise
     except Exception as error:  # noqa: BLE001  # embedders raise anything
@@ -349,9 +335,10 @@ async def _reranked(
     by_id = {found.entry.id: found for found in islice(ranked, RERANKED)}
     if not by_id:
         return iter(())
-    # Keep the id in the metadata as well: a compressor may build new documents without ids.
-    stored = await core.records.get_by_ids(user_id, list(by_id))
-    given = [Document(d.page_content, id=d.id, metadata={**d.metadata, "memkit_id": d.id}) for d in stored]
+    text_of = await core.log.texts(user_id, list(by_id))
+    stored = [(name, found[0]) for name in by_id if (found := text_of(name))]
+    # The id is in the metadata as well, since a compressor may build new documents without ids.
+    given = [Document(record.text, id=name, metadata={"memkit_id": name}) for name, record in stored]
     text = question.text
     anew = await Step(
         lambda: reranker.compress_documents(given, text), lambda: reranker.acompress_documents(given, text)
@@ -361,31 +348,24 @@ async def _reranked(
 
 
 async def _fetched(core: VectorMemoryConfig, user_id: str, ranked: Sequence[Found], seen: set[str]) -> Iterator[Any]:
-    """Fetch the texts of ranked records, leaving out duplicates and records erased from their transcripts.
+    """Fetch ranked records, leaving out duplicates and what was erased meanwhile.
 
-    `seen` holds the normalized texts that were returned already, and is extended. Returns a lazy iterator over (record,
-    reranker score, document, what was made of it to show it).
+    `seen` holds the normalized texts that were returned already, and is extended. Returns a lazy iterator over (ranked,
+    reranker score, record, what was made of it to show it).
     """
-    entries = [found.entry for found, _ in ranked]
-    text_of = await core.records.texts(user_id, [entry.id for entry in entries])
-    asked = ((entry.session, message) for entry in entries for message in entry.messages if entry.session and message)
-    erased = await erased_messages(core.get_session_history, user_id, asked)
+    text_of = await core.log.texts(user_id, [found.entry.id for found, _ in ranked])
 
-    def kept() -> Iterator[tuple[Ranked, float | None, Document, Any]]:
+    def kept() -> Iterator[tuple[Ranked, float | None, TurnRecord, Any]]:
         for found, score in ranked:
-            entry = found.entry
-            # One deleted message hides the whole record, since its text quotes that message.
-            if erased and any((entry.session, message) in erased for message in entry.messages):
-                continue
-            text = text_of(entry.id)
+            text = text_of(found.entry.id)
             if text is None:
                 continue
-            document, notes = text
+            record, notes = text
             if (said := notes.get(())) is None:
-                said = notes[()] = " ".join(document.page_content.casefold().split())
+                said = notes[()] = " ".join(record.text.casefold().split())
             if said not in seen:
                 seen.add(said)
-                yield found, score, document, notes
+                yield found, score, record, notes
 
     return kept()  # lazily: most notes are full long before the last record
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit.memories.rebuildable import UNDATED, Segment
-from langchain_memkit.memories.vector.rounds import Splitter, documents_of, is_small_talk, lines_of_document, rounds_of
-from langchain_memkit.ranking.records import IndexRecord, index_record_of
+from langchain_memkit.memories.vector.rounds import RoundLine, Splitter, is_small_talk, pieces_of, rendered, rounds_of
+from langchain_memkit.ranking.records import IndexRecord, Utterance, stems_of
 from langchain_memkit.ranking.tokenize import STEMS_VERSION
 from langchain_memkit.stores.changes import ChangedRow, Place
 
@@ -57,9 +55,13 @@ class TurnRecord:
     importance: float | None = None
     vector: Vector | None = None
 
-    def document(self, place: Mapping[str, Any]) -> Document:
-        """Return the record as a document, with metadata that tell where it stands."""
-        return Document(self.text, metadata={**place, "said": self.said, "messages": self.messages})
+    @property
+    def lines(self) -> list[RoundLine]:
+        """The lines that it was built from."""
+        return [
+            RoundLine(role, name, self.text[start:end], message)
+            for (role, name, start, end), message in zip(self.said, self.messages, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -80,10 +82,9 @@ class Stored(NamedTuple):
     """A record as a memory holds it in process."""
 
     place: Place
-    document: Document
+    record: TurnRecord
     entry: IndexRecord
-    vector: Vector | None
-    notes: dict[Any, Any]  # what was made of the document to show it
+    notes: dict[Any, Any]  # what was made of the record to show it
 
 
 def derive(messages: Sequence[BaseMessage], splitter: Splitter) -> TurnIndex:
@@ -97,13 +98,12 @@ def derive(messages: Sequence[BaseMessage], splitter: Splitter) -> TurnIndex:
         The index, without vectors and ratings.
     """
     made: list[TurnRecord] = []
-    for round_ in rounds_of([Segment(messages, UNDATED, native=True)], UNDATED):
-        for document in documents_of(round_, ("-", "-"), 0, splitter):
-            known = document.metadata
-            words = index_record_of(document).said
-            stems = [list(utterance.stems) for utterance in words]
-            is_worth = not is_small_talk(lines_of_document(document))
-            made.append(TurnRecord(document.page_content, known["said"], known["messages"], stems, is_worth))
+    for lines in rounds_of(messages):
+        for piece in pieces_of(lines, splitter):
+            text, said = rendered(piece)
+            stems = stems_of([(line.role, line.text) for line in piece])
+            ids = [line.message for line in piece]
+            made.append(TurnRecord(text, said, ids, stems, not is_small_talk(piece)))
     return TurnIndex(made[:ROOM])
 
 
@@ -176,19 +176,22 @@ def stored_records(index: TurnIndex, row: ChangedRow, ttl: timedelta | None) -> 
     if ttl is not None and row.created_at is not None:
         ends.append(row.created_at + ttl)
     expires_at = min(ends, default=None)
-    made = []
-    for number, record in enumerate(index.records):
-        place = {
-            "session_id": row.session_id,
-            "round_id": f"{row.session_id}:{row.seq}",
-            "position": row.seq * ROOM + number,
-            "created_at": row.created_at,
-            "expires_at": expires_at,
-            "epoch": row.epoch,
-            "importance": record.importance,
-        }
-        document = record.document(place)
-        document.id = f"{row.session_id}:{row.seq}:{number}"
-        entry = index_record_of(document, stems=record.stems)
-        made.append(Stored(row.place, document, entry, record.vector, {}))
-    return made
+    return [
+        Stored(row.place, record, _entry(record, row, number, expires_at), {})
+        for number, record in enumerate(index.records)
+    ]
+
+
+def _entry(record: TurnRecord, row: ChangedRow, number: int, expires_at: datetime | None) -> IndexRecord:
+    said = zip(record.said, record.stems, strict=True)
+    return IndexRecord(
+        id=f"{row.session_id}:{row.seq}:{number}",
+        session=row.session_id,
+        round_id=f"{row.session_id}:{row.seq}",
+        position=row.seq * ROOM + number,
+        at=row.created_at,
+        said=tuple(Utterance(role, name, tuple(stems)) for (role, name, *_), stems in said),
+        messages=tuple(record.messages),
+        importance=record.importance,
+        expires_at=expires_at,
+    )

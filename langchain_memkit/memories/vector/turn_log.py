@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import BaseMessage
@@ -33,6 +33,8 @@ from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.stores.looks import catch_up
 
 T = TypeVar("T")
+TextOf: TypeAlias = Callable[[str], tuple[TurnRecord, dict[Any, Any]] | None]
+"""Looks up a record by id, with what was made of it to show it; None if it was erased."""
 
 VECTORS = "vectors"
 """The name of the index in a turn's row."""
@@ -96,9 +98,9 @@ class UserRecords:
         found = turn_index.stored_records(index, row, ttl)
         held.ids = [one.entry.id for one in found]
         for one in found:
-            self.index.add(one.entry, one.vector)
+            self.index.add(one.entry, one.record.vector)
             self.stored[one.entry.id] = one
-            self.digests[digest_of(one.document.page_content)] = one.entry.id
+            self.digests[digest_of(one.record.text)] = one.entry.id
         return held
 
     def drop(self, place: Place) -> None:
@@ -134,7 +136,7 @@ class UserRecords:
     def vector_of(self, text: str) -> Vector | None:
         """Return the vector of an equal text of this user; None if there is none."""
         one = self.stored.get(self.digests.get(digest_of(text), ""))
-        return one.vector if one and one.document.page_content == text else None
+        return one.record.vector if one and one.record.text == text else None
 
     def _drop_records(self, held: HeldRow) -> None:
         if not held.ids:
@@ -210,38 +212,23 @@ class TurnLog:
         return repr(self.histories)
 
     @property
-    def records(self) -> TurnLog:
-        """Return this object, where recalling looks for records."""
-        return self
-
-    @property
     def is_remote(self) -> bool:
         """Whether reads wait for a server."""
         return self.store.is_remote
 
     # -- what recalling asks for
 
-    async def read(self, user_id: str, session_id: str | None = None) -> tuple[Index, None]:
-        """Look at what changed, and return the user's index."""
-        return (await self.look(user_id)).index, None
-
-    async def texts(self, user_id: str, ids: Sequence[str]) -> Callable[[str], Any]:
-        """Return a lookup of records by id: the document, and what was made of it."""
+    async def texts(self, user_id: str, ids: Sequence[str]) -> TextOf:
+        """Return a lookup of records by id: the record, and what was made of it to show it."""
         held = self._held(user_id)
         if any(name not in held.stored for name in ids):  # erased, or held no more, since there were too many users
             held = await self.look(user_id)
 
-        def text(name: str) -> tuple[Any, dict[Any, Any]] | None:
+        def text(name: str) -> tuple[TurnRecord, dict[Any, Any]] | None:
             one = held.stored.get(name)
-            return None if one is None else (one.document, one.notes)
+            return None if one is None else (one.record, one.notes)
 
         return text
-
-    async def get_by_ids(self, user_id: str, ids: Sequence[str]) -> list[Any]:
-        """Return the documents of records, in this order."""
-        held = self._held(user_id)
-        with held.index.lock:
-            return [held.stored[name].document for name in ids if name in held.stored]
 
     async def embed_query(self, text: str) -> Vector:
         """Embed a question."""
@@ -255,7 +242,7 @@ class TurnLog:
             raise HistoryReadError(f"{type(model).__name__} gave no usable vector for the question")
         return found
 
-    async def accesses(self, user_id: str) -> dict[str, datetime]:
+    def accesses(self, user_id: str) -> dict[str, datetime]:
         """Return when records were last recalled, by id."""
         held = self._held(user_id)
         with held.index.lock:
