@@ -1,13 +1,4 @@
-"""Contract for recall by `VectorMemory` over any vector store.
-
-Example:
-    ```python
-    class TestMyStore(RecallContract):
-        @pytest.fixture
-        def store(self):
-            return MyVectorStore(embedding)
-    ```
-"""
+"""Contract for recall by `VectorMemory` over the histories of any store."""
 
 from __future__ import annotations
 
@@ -17,7 +8,6 @@ from typing import Any, TypeAlias
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import WordLlamaEmbeddings
 from langchain_memkit.base import Now, utc_now
@@ -40,17 +30,26 @@ def round_of(asked: str, told: str, name: str | None = None) -> list[BaseMessage
 
 
 class RecallContract(MemoryContract):
-    """Contract for a vector store under `VectorMemory`; give it a `store` fixture with an empty store for each test."""
+    """Contract for histories under `VectorMemory`.
+
+    Give it the fixture `open_histories`: a function of a clock that returns a factory of histories in one place, which
+    is empty when a test begins.
+    """
 
     @pytest.fixture
-    def make_memory(self, store: VectorStore) -> MakeMemory:
-        """Return a function that opens memories over the store."""
-        return lambda session_id, user_id=None, **options: VectorMemory(store, session_id, user_id=user_id, **options)
+    def make_memory(self, open_histories: OpenHistories) -> MakeMemory:
+        """Return a function that opens memories over the histories, whose clock is that of the memory."""
+
+        def make(session_id: str, user_id: str | None = None, **options: Any) -> VectorMemory:
+            histories = open_histories(options.get("now", utc_now))
+            return VectorMemory(histories, WordLlamaEmbeddings(), session_id, user_id=user_id, **options)
+
+        return make
 
     @pytest.fixture
-    def factory(self, store: VectorStore) -> VectorMemoryFactory:
-        """Return a factory of memories over the store."""
-        return VectorMemory.factory(store)
+    def factory(self, open_histories: OpenHistories) -> VectorMemoryFactory:
+        """Return a factory of memories over the histories."""
+        return VectorMemory.factory(open_histories(utc_now), WordLlamaEmbeddings())
 
     def test_another_session_recalls_it(self, make_memory: MakeMemory, call: Call) -> None:
         """Another session recalls a round with its date and speakers, in both styles."""
@@ -96,26 +95,3 @@ class RecallContract(MemoryContract):
         assert sum(call(factory, "purge", "u1").values()) >= 1
         assert call(make_memory("s2", "u1"), "search", "cat Nemo") == []
         assert len(call(make_memory("s2", "u2"), "search", "cat Nemo")) == 1
-
-
-class HistoryRecallContract(RecallContract):
-    """The same for memories over histories.
-
-    Give it the fixture `open_histories`: a function of a clock that returns a factory of histories in one place, which
-    is empty when a test begins.
-    """
-
-    @pytest.fixture
-    def make_memory(self, open_histories: OpenHistories) -> MakeMemory:
-        """Return a function that opens memories over the histories."""
-
-        def make(session_id: str, user_id: str | None = None, **options: Any) -> VectorMemory:
-            histories = open_histories(options.get("now", utc_now))
-            return VectorMemory.factory(histories, WordLlamaEmbeddings(), **options)(session_id, user_id)
-
-        return make
-
-    @pytest.fixture
-    def factory(self, open_histories: OpenHistories) -> VectorMemoryFactory:
-        """Return a factory of memories over the histories."""
-        return VectorMemory.factory(open_histories(utc_now), WordLlamaEmbeddings())

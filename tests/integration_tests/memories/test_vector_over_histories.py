@@ -20,13 +20,12 @@ from langchain_memkit import (
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.testing import FakeChatModel
 from testkit.memories import RecallCases
-from testkit.recall import HistoryRecallContract
 
 SESSIONS = 40
 ASKED = ["What is film 7?", "Which film did I see?", "Was film 12 good?", "It rains.", "What did I say of film 30?"]
 
 
-class TestMongoDB(HistoryRecallContract, RecallCases):
+class TestMongoDB(RecallCases):
     @pytest.fixture
     def open_histories(self, standalone: Any, database: str) -> Any:
         """Histories in a collection."""

@@ -27,14 +27,14 @@ from langchain_memkit.memories.vector import Ranking
 from langchain_memkit.testing import FakeChatModel
 from langchain_memkit.testing._styles import BothStyles, Call
 from testkit.memories import RecallCases
-from testkit.recall import HistoryRecallContract, round_of
+from testkit.recall import round_of
 
 CAT = round_of("My cat is called Nemo.", "A fine name!")
 OSLO = round_of("I work in Oslo.", "By the sea?")
 ASKED = "What is the name of my cat?"
 
 
-class TestSQLite(HistoryRecallContract, RecallCases):
+class TestSQLite(RecallCases):
     @pytest.fixture
     def open_histories(self, tmp_path: Path) -> Any:
         """Histories in a file."""
