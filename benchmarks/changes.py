@@ -32,7 +32,6 @@ import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import product
@@ -45,7 +44,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from benchmarks.common import TEXTS, console
 from benchmarks.dialogues import Dialogue, locomo_dialogues
 from benchmarks.recall_floors import WORDS_ONLY, shared_embedder
-from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit import SQLiteChatMessageHistory, VectorMemory
 from langchain_memkit.ranking.score import Ranking
 
 TOKENS = 1_024
@@ -128,15 +127,16 @@ def measured(
     embeddings = DeterministicFakeEmbedding(size=8) if words_only else shared_embedder(embedder)
     ranking = Ranking(relevance=0.0) if words_only else Ranking()
     for number, person in enumerate(some):
-        with closing(SQLiteVectorStore(":memory:", embeddings)) as store:
+        clock = [BEGIN]
+        now = partial(clock.__getitem__, 0)
+        with SQLiteChatMessageHistory.factory(":memory:", now=now) as histories:
             chance = random.Random(number)
-            clock = [BEGIN]
             talk = small_talk(dialogues[number % len(dialogues)], chance) if dialogues else ()
-            past = VectorMemory.factory(store, now=partial(clock.__getitem__, 0))
+            past = VectorMemory.factory(histories, embeddings, now=now)
             for place, (clock[0], text, reply) in enumerate(told(person, chance, talk)):
                 past(f"s{place // ROUNDS}", "u1").save([HumanMessage(text), AIMessage(reply)])
             options: dict[str, Any] = {"max_tokens": tokens, "token_counter": "o200k_base", "ranking": ranking}
-            today = VectorMemory(store, "s", user_id="u1", now=lambda: TODAY, **options)
+            today = VectorMemory(histories, embeddings, "s", user_id="u1", now=lambda: TODAY, **options)
             for pair in person["pairs"]:
                 hits = [hit.text for hit in today.search(pair["question"], k=3)]
                 first += all(any(pair[name] in hit for hit in hits) for name in ("older", "newer"))

@@ -128,6 +128,8 @@ def shared_embedders(names: Sequence[str]) -> dict[str, Shared]:
 class Shared(Embeddings):
     """Gives every system the same vectors, each made once, and counts the time that it takes."""
 
+    is_local = True
+
     def __init__(self, inner: Embeddings) -> None:
         self._inner = inner
         self._known: dict[str, list[float]] = {}

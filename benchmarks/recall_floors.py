@@ -6,10 +6,10 @@
     python -m benchmarks.recall_floors --silence [--data locomo.json]   # what is shown for prompts that nothing answers
     python -m benchmarks.recall_floors --notes [--data locomo.json]   # the evidence in notes of 94 to 1,024 tokens
 
-The conversations are saved in a `VectorMemory` over a SQLite file, with WordLlama's vectors (the extra `local`) or with
-none (words only); `--embeddings minilm` adds MiniLM. Then every question is asked: `R@512` is the share of the evidence
-in the best records that fit into 512 tokens of o200k_base, `R@1,024` likewise. `make recall` holds these figures above
-`FLOORS`, which lie .02 below what was measured.
+The conversations are saved by a `VectorMemory` in a SQLite file of histories, with WordLlama's vectors (the extra
+`local`) or with none (words only); `--embeddings minilm` adds MiniLM. Then every question is asked: `R@512` is the
+share of the evidence in the best records that fit into 512 tokens of o200k_base, `R@1,024` likewise. `make recall`
+holds these figures above `FLOORS`, which lie .02 below what was measured.
 
 Some kinds were found more often by an earlier ranking, whose parts were scaled by question and which had rules for
 single kinds: `long` (R@1,024 .933 with WordLlama's vectors, .767 by words only), `neighbour` (.903, .903) and, by words
@@ -46,7 +46,7 @@ from langchain_core.messages import BaseMessage
 from benchmarks.common import TEXTS
 from benchmarks.dialogues import Dialogue, Found, Question, locomo_dialogues, recall_set, score, tokens
 from benchmarks.embedders import Shared, embeddings_named
-from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit import SQLiteChatMessageHistory, VectorMemory
 from langchain_memkit._sync import drive
 from langchain_memkit.memories.vector.recalling import hit_of
 from langchain_memkit.messages.notes import records_of
@@ -67,7 +67,7 @@ Table = dict[str, Row]  # by kind of question
 
 
 class Kept:
-    """A conversation in a `VectorMemory` over a SQLite file, saved by sessions; the clock is that of the talk.
+    """A conversation in a `VectorMemory` over a file of histories, saved by sessions; the clock is that of the talk.
 
     Args:
         dialogue: The conversation.
@@ -84,19 +84,18 @@ class Kept:
         self.now = datetime.now(UTC)
         self.ranking = weights
         self.embeddings = embeddings or DeterministicFakeEmbedding(size=8)
-        self.store = SQLiteVectorStore(folder / f"{dialogue.name}.db", self.embeddings)
+        self.histories = SQLiteChatMessageHistory.factory(folder / f"{dialogue.name}.db", now=lambda: self.now)
         more: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base", "now": lambda: self.now}
         more |= {"ranking": weights} | ({"text_splitter": text_splitter} if text_splitter else {})
-        self.memories = VectorMemory.factory(self.store, **more)
-        self.unfloored = VectorMemory.factory(self.store, floor=None, **more)
+        self.memories = VectorMemory.factory(self.histories, self.embeddings, **more)
+        self.unfloored = VectorMemory.factory(self.histories, self.embeddings, floor=None, **more)
         for session, turns in groupby(dialogue.turns, key=lambda turn: turn.session):
             said = [*turns]
             self.now = said[0].at
             self.memories(session, "u1").save(dialogue.messages(said))
         self.now += timedelta(hours=1)  # when the questions are asked
-        self.index = drive(self.store.records.index("u1"))
-        found = self.store.get_by_ids([entry.id for entry in self.index.entries], user_id="u1")
-        self.documents = {document.id: document for document in found}
+        held = drive(self.memories._core.log.look("u1"))
+        self.index, self.stored = held.index, held.stored
 
     def search(self, question: str) -> list[Found]:
         """What `VectorMemory` finds."""
@@ -110,12 +109,12 @@ class Kept:
         seen: set[str] = set()
         size = 0
         for record in best_first(self.index, asked, weights).records:
-            document = self.documents[record.entry.id]
-            digest = digest_of(document.page_content)
+            stored = self.stored[record.entry.id].record
+            digest = digest_of(stored.text)
             if digest in seen:
                 continue
             seen.add(digest)
-            hit = hit_of(record, None, document, asked)
+            hit = hit_of(record, None, stored, asked)
             made.append(Found(hit.message_ids, hit.text))
             size += tokens(hit.text)
             if size > ENOUGH:
@@ -138,6 +137,8 @@ class Kept:
 
     def close(self) -> None:
         self.memories.close()
+        self.unfloored.close()
+        self.histories.close()
 
 
 @cache
@@ -299,9 +300,12 @@ def notes(systems: Sequence[Kept]) -> str:
         held: list[float] = []
         records = 0
         for system in systems:
-            memory = VectorMemory.factory(
-                system.store, max_tokens=budget, token_counter=COUNTER, now=lambda now=system.now: now
-            )("questions", "u1")
+            options: dict[str, Any] = {
+                "max_tokens": budget,
+                "token_counter": COUNTER,
+                "now": lambda now=system.now: now,
+            }
+            memory = VectorMemory(system.histories, system.embeddings, "questions", user_id="u1", **options)
             for question in system.dialogue.questions:
                 found = [record for note in memory.load(question.text) for record in records_of(note)]
                 ids = {name for record in found if question.quote in record.text for name, _ in record.parts}

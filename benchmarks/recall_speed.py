@@ -1,16 +1,16 @@
 """The speed part of benchmarks/recall.py: `VectorMemory` over SQLite and MongoDB beside the least that could be done.
 
-Method. One user has 10,000 rounds (50 words in two messages, each word as often as in English) in sessions of 20, saved
-through `VectorMemory`. Embedding is not measured: a stub gives each text a random vector of 384 numbers in 0.05 ms.
-Everything is warm, in one process; the cases take turns, so that a slow minute hits all of them. Median and p95 of the
-calls; read the ratios, not the milliseconds.
+Method. One user has 10,000 rounds (50 words in two messages, each word as often as in English) in sessions of 20, each
+a turn of a history, imported and indexed by `VectorMemory`. Embedding is not measured: a stub gives each text a random
+vector of 384 numbers in 0.05 ms. Everything is warm, in one process; the cases take turns, so that a slow minute hits
+all of them. Median and p95 of the calls; read the ratios, not the milliseconds.
 
 - `search` is `memory.search(question, k=10)`, `load` is `memory.load(question)`, which makes the note for the prompt.
   Both look whether something was stored elsewhere meanwhile. Their floor: a vector for the question, one product of a
   matrix and a vector in numpy, the ten best, and reading the ten texts by their keys.
 - `save` stores one round in a session that has 20. Its floor: one insert of the same text and vector in one statement;
   in SQLite with the same journal and the same flush to the disk (WAL, synchronous=FULL), in MongoDB with the same write
-  concern (w=majority, j=true). `save` has to know the session's last round before it writes.
+  concern (w=majority, j=true). `save` has to know what of it is stored, and where the session ends, before it writes.
 - A million: 1,000 users with 1,000 rounds each in one SQLite file; then a new process that knows nothing yet asks 200
   questions of one user (the first one, which reads that user's records, is given apart), and one of each user.
 
@@ -30,10 +30,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ from pymongo.write_concern import WriteConcern
 
 from benchmarks.common import Case, Row, alternate, ratio, unbarred
 from benchmarks.conversations import vocabulary
-from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, VectorMemory
+from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory, VectorMemory
+from langchain_memkit.base import Turn
+from langchain_memkit.migrate import migrate
+from langchain_memkit.migrate.sources import Conversation, ConversationSource
 from tools.local_mongodb import local_mongodb
 
 ASKED, ANSWERED, QUESTION = 20, 30, 10  # words, about as many as in LoCoMo
@@ -95,6 +99,8 @@ class Lookup(Embeddings):
     A text takes 0.05 ms, which is in the figures.
     """
 
+    is_local = True
+
     def __init__(self, width: int = 384) -> None:
         self.width = width
 
@@ -125,24 +131,33 @@ def question(chance: random.Random) -> str:
     return " ".join(chance.choices(vocabulary(), k=QUESTION))
 
 
+class Clock:
+    """The time that the histories and memories are told."""
+
+    now: datetime = BEGIN
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
 # -- the places
 
 
 @contextmanager
-def places(deployment: str, texts: Texts) -> Iterator[tuple[Any, Floor]]:
-    """A store of memkit's, and a floor that has these texts."""
+def places(deployment: str, texts: Texts, clock: Clock) -> Iterator[tuple[Any, Floor]]:
+    """Histories of memkit's with this clock, and a floor that has these texts."""
     if deployment == SQLITE:
         with (
             tempfile.TemporaryDirectory(prefix="memkit-bench-") as folder,
             closing(sqlite3.connect(Path(folder, "floor.db"), isolation_level=None)) as connection,
-            closing(SQLiteVectorStore(Path(folder, "memkit.db"), Lookup())) as store,
+            SQLiteChatMessageHistory.factory(Path(folder, "memkit.db"), now=clock) as histories,
         ):
-            yield store, sqlite_floor(connection, texts)
+            yield histories, sqlite_floor(connection, texts)
         return
     with local_mongodb(nodes=3 if deployment == REPLICA_SET else 1) as server:
         client: MongoClient[dict[str, Any]] = MongoClient(server.uri)
-        with client, closing(MongoDBVectorStore(server.uri, Lookup())) as store:
-            yield store, mongodb_floor(client, texts)
+        with client, MongoDBChatMessageHistory.factory(server.uri, now=clock) as histories:
+            yield histories, mongodb_floor(client, texts)
 
 
 def sqlite_floor(connection: sqlite3.Connection, texts: Texts) -> Floor:
@@ -180,15 +195,6 @@ def mongodb_floor(client: MongoClient[dict[str, Any]], texts: Texts) -> Floor:
 # -- the cases
 
 
-class Clock:
-    """The time that the memories are told."""
-
-    now: datetime = BEGIN
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 def measure(deployment: str, scale: Scale) -> list[Row]:
     """All rows of a deployment."""
     stream, lookup = rounds("speed"), Lookup()
@@ -196,12 +202,11 @@ def measure(deployment: str, scale: Scale) -> list[Row]:
     lines = ["\n".join(f"{message.type}: {message.text}" for message in said) for _, said in stored]
     texts = [(line, np.array(lookup.embed_query(line), np.float32)) for line in lines]
     clock = Clock()
-    with places(deployment, texts) as (store, floor):
-        memories = VectorMemory.factory(store, now=clock)
-        for begin in range(0, len(stored), SESSION):
-            clock.now = stored[begin][0]
-            said = [message for _, each in stored[begin : begin + SESSION] for message in each]
-            memories(f"session-{begin}", "u1").save(said)
+    with places(deployment, texts, clock) as (histories, floor):
+        clock.now = stored[-1][0]
+        memories = VectorMemory.factory(histories, lookup, now=clock)
+        migrate(source_of({"u1": stored}, SESSION), histories, progress=False)
+        memories("-", "u1").index(progress=False)
         matrix = np.array([vector for _, vector in texts])
         chance = random.Random(3)
 
@@ -232,6 +237,23 @@ def measure(deployment: str, scale: Scale) -> list[Row]:
     return rows
 
 
+def source_of(users: dict[str, list[Round]], size: int) -> ConversationSource:
+    """The rounds of users in sessions of a size, of which each has the date of its first round."""
+
+    def conversations() -> Generator[Conversation, None, None]:
+        for user, stored in users.items():
+            for begin in range(0, len(stored), size):
+                yield Conversation(f"session-{begin}", user, partial(turns_of, stored[begin : begin + size]))
+
+    return ConversationSource(conversations)
+
+
+def turns_of(stored: Sequence[Round]) -> Iterator[Turn]:
+    """Rounds as turns that are to be stored."""
+    for number, (_, said) in enumerate(stored):
+        yield Turn(0, 0, f"turn:{number}", stored[0][0], said, tokens=[])
+
+
 def timed(cases: dict[tuple[str, str], Callable[[], object]], deployment: str, scale: Scale) -> list[Row]:
     """A row for each case, in turns."""
     made = [
@@ -257,15 +279,14 @@ def million_rows(scale: Scale) -> Row:
 
 
 def fill(path: Path, users: int, each: int) -> None:
-    """Saves all through `VectorMemory`, a session at a time; says every few seconds how far it is."""
-    now, shown = BEGIN, time.monotonic()
-    with VectorMemory.factory(SQLiteVectorStore(path, Lookup()), now=lambda: now) as memories:
+    """Imports and indexes all, a user at a time; says every few seconds how far it is."""
+    shown = time.monotonic()
+    with SQLiteChatMessageHistory.factory(path, now=lambda: BEGIN + each * HOUR) as histories:
+        memories = VectorMemory.factory(histories, Lookup())
         for user in range(users):
-            stored = list(islice(rounds(f"user-{user}"), each))
-            for begin in range(0, each, MILLION_SESSION):
-                now = BEGIN + timedelta(hours=begin)
-                said = [message for _, pair in stored[begin : begin + MILLION_SESSION] for message in pair]
-                memories(f"session-{begin}", f"user-{user}").save(said)
+            name = f"user-{user}"
+            migrate(source_of({name: list(islice(rounds(name), each))}, MILLION_SESSION), histories, progress=False)
+            memories("-", name).index(progress=False)
             if time.monotonic() - shown > 20:
                 shown = time.monotonic()
                 print(f"          {(user + 1) * each:,} of {users * each:,} rounds", flush=True)
@@ -275,7 +296,10 @@ def ask(path: Path, users: int, each: int) -> dict[str, float]:
     """Searches of one user, then of every user once, in a process that has read nothing yet."""
     chance = random.Random(4)
     before = resident_mb()
-    with VectorMemory.factory(SQLiteVectorStore(path, Lookup()), now=lambda: BEGIN + timedelta(days=90)) as memories:
+    clock = Clock()
+    clock.now += timedelta(days=90)
+    with SQLiteChatMessageHistory.factory(path, now=clock) as histories:
+        memories = VectorMemory.factory(histories, Lookup(), now=clock)
 
         def search(user: int) -> float:
             text = question(chance)

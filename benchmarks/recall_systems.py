@@ -29,7 +29,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import VectorMemory as LlamaIndexMemory
 
 from benchmarks.dialogues import Dialogue, Found, Turn
-from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit import SQLiteChatMessageHistory, VectorMemory
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.ranking.score import Ranking
 
@@ -73,17 +73,18 @@ class InMemory:
 
 
 class Memkit:
-    """`VectorMemory` over a SQLite file, with its defaults; the clock is that of the conversation.
+    """`VectorMemory` over histories in a SQLite file, with its defaults; the clock is that of the conversation.
 
     Without embeddings the vectors mean nothing, and have no weight.
     """
 
     def __init__(self, embeddings: Embeddings | None, folder: Path) -> None:
         self.now = datetime.now(UTC)
-        self.store = store = SQLiteVectorStore(folder / "memkit.db", embeddings or DeterministicFakeEmbedding(size=8))
+        self.histories = SQLiteChatMessageHistory.factory(folder / "memkit.db", now=lambda: self.now)
+        model = embeddings or DeterministicFakeEmbedding(size=8)
         ranking = Ranking() if embeddings else Ranking(relevance=0.0)
         size: dict[str, Any] = {"max_tokens": NOTE_TOKENS, "token_counter": "o200k_base"}
-        self.memories = VectorMemory.factory(store, ranking=ranking, now=lambda: self.now, **size)
+        self.memories = VectorMemory.factory(self.histories, model, ranking=ranking, now=lambda: self.now, **size)
 
     def save(self, dialogue: Dialogue) -> None:
         for said in dialogue.rounds():
@@ -102,6 +103,7 @@ class Memkit:
 
     def close(self) -> None:
         self.memories.close()
+        self.histories.close()
 
 
 # -- peers

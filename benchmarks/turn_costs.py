@@ -48,10 +48,8 @@ from langchain_memkit import (
     EntityMemory,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_runnable_with_message_history,
@@ -64,7 +62,6 @@ PEOPLE = ("Nemo", "Dory", "Marlin", "Coral", "Gill", "Bloat", "Peach", "Jacques"
 NAMES = re.compile(rf"\b(?:{'|'.join(PEOPLE)})\b")
 SIZES = (200, 2_000)  # rounds that the user has
 FIRST = 5  # turns that open connections and sessions, and do not count
-USER = "u1"
 PACKAGES = ("langchain-mongodb", "langchain-classic", "pymongo")
 PEER, PEER_RECALLS = "peer", "peer with memory"
 
@@ -121,14 +118,16 @@ def known(size: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         yield f"old-{i}", [(sentence(chance, 12), sentence(chance, 25)) for _ in range(min(20, size - i))]
 
 
-def chains_of(size: int, histories: Any, store: Any, values: Any) -> dict[str, Any]:
-    """A plain chain and one with each memory, which knows the other sessions."""
-    memories: dict[str, Any] = {"vector": VectorMemory.factory(store), "entity": EntityMemory.factory(mentions, values)}
-    for memory in memories.values():
+def chains_of(size: int, histories: Any, values: Any) -> dict[str, Any]:
+    """A plain chain and one with each memory, which knows the other sessions; each has a user of its own."""
+    memories: dict[str, Any] = {
+        "vector": VectorMemory.factory(histories, WordLlamaEmbeddings()),
+        "entity": EntityMemory.factory(mentions, values),
+    }
+    for name, memory in memories.items():
         for session_id, rounds in known(size):
-            memory(session_id, USER).save(
-                [m for said, answer in rounds for m in (HumanMessage(said), AIMessage(answer))]
-            )
+            for said, answer in rounds:
+                memory(session_id, name).save([HumanMessage(said), AIMessage(answer)])
     with_each: dict[str, list[Any]] = {"plain": [], **{name: [memory] for name, memory in memories.items()}}
     return {
         name: create_runnable_with_message_history(FakeChatModel(), histories, memories=used)
@@ -192,7 +191,7 @@ def measured(
     sent: dict[str, Counter[str]] = {name: Counter() for name in chains}
     for i in range(turns + FIRST):
         for name, chain in chains.items():
-            config: Any = {"configurable": {"session_id": f"{name}-{style}", "user_id": USER}}
+            config: Any = {"configurable": {"session_id": f"{name}-{style}", "user_id": name}}
             text = sentence(chance, 12)
             counted.clear()
             cpu, wall = time.process_time(), time.perf_counter()
@@ -249,12 +248,10 @@ def main() -> None:
                 if name == "sqlite":
                     stack.enter_context(statements(counted))
                     path = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "chat.db"))
-                    stores: Any = SQLiteVectorStore(path, WordLlamaEmbeddings()), SQLiteKeyValueStore(path)
-                    parts = SQLiteChatMessageHistory.factory(path, history_size=20), *stores
+                    parts = SQLiteChatMessageHistory.factory(path, history_size=20), SQLiteKeyValueStore(path)
                 else:
                     uri = stack.enter_context(local_mongodb()).uri
-                    stores = MongoDBVectorStore(uri, WordLlamaEmbeddings()), MongoDBKeyValueStore(uri)
-                    parts = MongoDBChatMessageHistory.factory(uri, history_size=20), *stores
+                    parts = MongoDBChatMessageHistory.factory(uri, history_size=20), MongoDBKeyValueStore(uri)
                     client = stack.enter_context(MongoClient[dict[str, Any]](uri))
                     about["versions"]["mongod"] = client.server_info()["version"]
                     peers = {PEER: Peer(client, None), PEER_RECALLS: Peer(client, size)}

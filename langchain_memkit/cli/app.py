@@ -452,6 +452,9 @@ def _source(place: Target, kept_as: Format, collection: str | None) -> AnyFactor
     if kept_as is Format.LANGGRAPH:
         names = {"database_name": place.named_database, "collection_name": collection}
         return migration.langgraph_source(place.where, **{name: value for name, value in names.items() if value})
+    if kept_as is Format.VECTORS:
+        names = {"database_name": place.named_database, "collection_name": collection}
+        return migration.vector_records_source(place.where, **{name: value for name, value in names.items() if value})
     _refuse_foreign(place)
     return _factory(place, "qa" if kept_as is Format.QA else "turns", collection)
 

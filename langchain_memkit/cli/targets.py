@@ -26,6 +26,7 @@ class Format(StrEnum):
     SQL = "sql"
     FILE = "file"
     LANGGRAPH = "langgraph"
+    VECTORS = "vectors"
 
 
 # The kinds of data in a collection, and the tables in a file, by the format to read them in.
@@ -148,8 +149,8 @@ def detect_format(
 def _in_database(place: Target, wanted: Format | None, of_server: str) -> tuple[Format, str | None]:
     if wanted is not None and place.collection is not None:
         return wanted, place.collection
-    if wanted is Format.LANGGRAPH:
-        return wanted, None  # its source knows the names of the collections
+    if wanted in (Format.LANGGRAPH, Format.VECTORS):
+        return wanted, None  # their sources know the names of the collections
     fitting: dict[str, Format] = {}
     for name, facts in require_mongodb().inspect_database(place.where, place.database, place.keys).items():
         known = [OF_KIND[kind] for kind in facts.kinds if kind in OF_KIND]

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from langchain_memkit.backends.sqlite.inspection import OldRecord, old_records
+from langchain_memkit.backends.sqlite.inspection import old_records
 from langchain_memkit.base import Turn, check_path
 from langchain_memkit.errors import required_extra
 from langchain_memkit.messages.codec import decode_value
 from langchain_memkit.migrate.sources import Conversation, ConversationSource, unreadable, utc_date
+from langchain_memkit.stores.old_records import OldRecord
 
 OP = "vectors:"
 """Prefix of the turn ids of what is made of such records."""
@@ -39,9 +40,10 @@ def vector_records_source(
 ) -> ConversationSource:
     """Open what `VectorMemory` of memkit 0.1 and 0.2 kept in a vector store as a source for `migrate`. Read-only.
 
-    Each round becomes a turn with its date, so that a memory over the histories recalls it. A session that has turns
-    of its own in the target is left out: its records were made of these, and are made anew. Migrate before the app
-    runs, since a session that is cleared in another database than the records' cannot be told from a new one.
+    It is for apps whose memory had no history of memkit beside it: each round becomes a turn with its date, so that a
+    memory over the histories recalls it. Whoever has the transcripts has nothing to move, since a memory over them
+    recalls them; if records were made of turns in the target, `migrate` refuses to move any, since what was erased
+    there would come back.
 
     Args:
         url_or_path: The SQLite file, which may be that of the histories, or a `mongodb://` URI.
@@ -67,15 +69,16 @@ def vector_records_source(
             from langchain_memkit.backends.mongodb import inspection
         names = (url_or_path, database_name, collection_name)
         # No partial: its repr, which is part of the source's, would show the password.
-        return ConversationSource(partial(_conversations, lambda: inspection.old_records(*names)))
-    return ConversationSource(partial(_conversations, partial(old_records, check_path(url_or_path))))
+        return ConversationSource(partial(_conversations, lambda: inspection.old_records(*names)), copies=OP)
+    records = partial(old_records, check_path(url_or_path))
+    return ConversationSource(partial(_conversations, records), copies=OP)
 
 
 def _conversations(records_of: Records) -> Generator[Conversation, None, None]:
     with closing(records_of()) as records:
         for (user_id, session_id), found in groupby(records, key=lambda record: (record.user_id, record.session_id)):
             if session_id:
-                yield Conversation(session_id, user_id, partial(_turns, found), copy_of=OP)
+                yield Conversation(session_id, user_id, partial(_turns, found))
                 continue
             count = sum(1 for _ in found)
             why = f"documents: {count} of them are of no conversation, and stay where they are"

@@ -77,8 +77,6 @@ class Conversation:
         turns: Reads the turns, oldest first.
         counter: The counter of the turns' token counts; turns without counts are counted when they are stored.
         by_id: Whether the target is searched for the messages' own ids, whatever turn they belong to.
-        copy_of: Where the turns were made of a transcript, the prefix of their keys: the conversation is left out if
-            the target's begins with another turn.
     """
 
     session_id: object
@@ -86,7 +84,6 @@ class Conversation:
     turns: Callable[[], Iterator[Turn]]
     counter: TokenCounter | None = None
     by_id: bool = False
-    copy_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,10 +93,12 @@ class ConversationSource:
     Attributes:
         conversations: Iterates over them.
         size: Returns the number of rows, for the progress bar; None if it is unknown.
+        copies: The prefix of the keys of turns that may have been made of the target's own. Then nothing is moved.
     """
 
     conversations: Callable[[], Generator[Conversation, None, None]]
     size: Callable[[], int | None] = lambda: None
+    copies: str = ""
 
 
 AnySource: TypeAlias = AnyFactory | ConversationSource

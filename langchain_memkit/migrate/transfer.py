@@ -17,7 +17,14 @@ from langchain_memkit.messages.codec import encode_messages
 from langchain_memkit.messages.tokens import count_tokens
 from langchain_memkit.messages.trimming import same_messages
 from langchain_memkit.migrate import sources
-from langchain_memkit.migrate.sources import AnyFactory, AnySource, Conversation, in_thread, whole_turns
+from langchain_memkit.migrate.sources import (
+    AnyFactory,
+    AnySource,
+    Conversation,
+    ConversationSource,
+    in_thread,
+    whole_turns,
+)
 from langchain_memkit.stores.history import HistoryFactory, TurnHistory, same_counter
 from langchain_memkit.stores.history_rows import Batch, PageLimit, ReadVersion, SessionScope, TurnRow
 
@@ -199,7 +206,8 @@ def migrate(
     Raises:
         HistoryReadError: The source cannot be read.
         HistoryWriteError: The target cannot be written; run the migration again to continue.
-        ConfigurationError: Source and target are the same place, or the source is not a source.
+        ConfigurationError: Source and target are the same place, the source is not a source, or its records were made
+            of turns that the target holds.
 
     Example:
         >>> from langchain_memkit import SQLiteChatMessageHistory
@@ -224,6 +232,8 @@ def migrate(
         target.turn_store.run(target.turn_store.page_back(SessionScope("", "-"), None, 1, PageLimit()))
     # Within one place only conversations without an owner are assigned; those of other users stay theirs.
     read = sources.opened(source, native_only=way_back is not None, user_id="" if within and not way_back else None)
+    if read.copies:
+        _refuse_copies(read, target, user_id)
     with progress_bar(progress, "migrating", read.size()) as advance, closing(read.conversations()) as conversations:
         for conversation in conversations:
             report.sessions += 1
@@ -249,18 +259,33 @@ def _move(
     except (TypeError, ValueError) as error:
         report.skipped.append(f"session {conversation.session_id!r:.100}: {error}")
         return []
-    if conversation.copy_of and _has_transcript(history, conversation.copy_of):
-        return []
     turns = reported(conversation.turns(), report, f"session {name!r}, ", advance)
     if conversation.by_id and not report.dry_run:
         turns = _unknown(turns, history)
     return copy_turns(turns, history, report, counted=same_counter(conversation.counter, history.token_counter))
 
 
-def _has_transcript(history: TurnHistory, copies: str) -> bool:
-    """Return whether a session has turns that do not come from a copy, whose keys begin with `copies`."""
-    first = next(iter(history.iter_turns(hidden=True)), None)
-    return first is not None and not first.op.startswith(copies)
+def _refuse_copies(source: ConversationSource, target: AnyFactory, user_id: str | None) -> None:
+    """Refuse turns that were made of the target's own: what was erased there since would come back with the others."""
+    with closing(source.conversations()) as conversations:
+        for conversation in conversations:
+            ids, texts = set[str](), set[str]()
+            for turn in conversation.turns():
+                ids |= {message.id for message in turn.messages if message.id}
+                texts |= {_said(turn)} if turn.messages else set()
+            history = target(str(conversation.session_id), user_id or conversation.user_id or None)
+            for turn in history.iter_turns(hidden=True):
+                is_known = _said(turn) in texts or any(message.id in ids for message in turn.messages)
+                if is_known and not turn.op.startswith(source.copies):
+                    raise ConfigurationError(
+                        f"what is to be moved was made of turns that the target holds, as in session "
+                        f"{history.session_id!r}. A memory over these histories recalls them already, so there is "
+                        "nothing to move, and what was erased there would come back. Nothing was moved"
+                    )
+
+
+def _said(turn: Turn) -> str:
+    return "\n".join(message.text for message in turn.messages)
 
 
 def reported(turns: Iterable[Turn], report: MigrationReport, where: str, advance: Advance) -> Iterator[Turn]:

@@ -72,7 +72,7 @@ def stems_of(said: Sequence[tuple[str, str]]) -> list[list[str]]:
 
     Example:
         >>> stems_of([("human", "I sing songs."), ("ai", "Which?")])
-        [['sing', 'song'], ['which', '?']]
+        [['sing', 'song'], ['?']]
     """
     asked = [text for role, text in said if role == "human"]
     if asked and all(map(is_greeting, asked)):

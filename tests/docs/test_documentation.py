@@ -211,9 +211,6 @@ def test_docstring_examples(name: str, standalone: Any, tmp_path: Path, monkeypa
                 exec(setting + textwrap.dedent(block).replace(LOCALHOST, standalone.uri), {})
 
 
-STORES = ("KeyValue", "Vector")
-
-
 def public() -> Iterator[tuple[str, Any]]:
     """What users meet: the front door, the testing kit, and the verbs of histories and factories."""
     for module in (langchain_memkit, testing):
@@ -221,7 +218,7 @@ def public() -> Iterator[tuple[str, Any]]:
             yield name, getattr(module, name)
     factory = type(langchain_memkit.SQLiteChatMessageHistory.factory(":memory:"))
     histories = [langchain_memkit.SQLiteChatMessageHistory, langchain_memkit.MongoDBChatMessageHistory, factory]
-    stores = [getattr(langchain_memkit, f"{name}{kind}Store") for name in ("SQLite", "MongoDB") for kind in STORES]
+    stores = [langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore]
     for cls in (*histories, *stores, langchain_memkit.VectorMemory, langchain_memkit.ComposedMemory):
         for name, member in inspect.getmembers(cls):
             if not name.startswith("_") and callable(member) and member.__module__.startswith("langchain_memkit"):

@@ -22,7 +22,6 @@ from langchain_memkit import (
     KeyValueMemory,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SpacyEntityExtractor,
     SQLiteChatMessageHistory,
     VectorMemory,
@@ -221,6 +220,8 @@ class Commands(CommandListener):
 class Counted(Embeddings):
     """Counts calls of an embedding model."""
 
+    is_local = True
+
     def __init__(self, seen: Counter[str]) -> None:
         self.inner, self.seen = WordLlamaEmbeddings(), seen
 
@@ -251,14 +252,13 @@ def costs(standalone: Any) -> dict[str, list[int]]:
             return "They talk of Kiwi."
 
         entities = EntityMemory.factory(SpacyEntityExtractor(), store, get_session_history=histories)
-        vectors = MongoDBVectorStore(None, Counted(seen), **place)
         titles = KeyValueMemory.factory(store)
         titles("any", "nemo").add({"The Skeleton Songs": "Poems by Arabella Dusk."})
         taking: dict[str, dict[str, Any]] = {
             "MongoDBChatMessageHistory": {},
             "max_tokens=8000": {"max_tokens": 500},
             "create_history_preprocessor": {"preprocessor": create_history_preprocessor(summarize, max_tokens=500)},
-            "VectorMemory": {"memories": [VectorMemory.factory(vectors, get_session_history=histories)]},
+            "VectorMemory": {"memories": [VectorMemory.factory(histories, Counted(seen))]},
             "EntityMemory": {"memories": [entities]},
             "KeyValueMemory": {"memories": [titles]},
         }
@@ -268,7 +268,7 @@ def costs(standalone: Any) -> dict[str, list[int]]:
             turns: list[tuple[int, ...]] = []
             for i in range(16):
                 session = f"{name} monday" if i < 3 else f"{name} friday"
-                said = f"Harrison called our parrot Kiwi on day {i}, and read The Skeleton Songs to him."
+                said = f"Harrison called our parrot Kiwi on day {i} ({name}), and read The Skeleton Songs to him."
                 model.calls.clear()
                 seen.clear()
                 chat.invoke(said, {"configurable": {"session_id": session, "user_id": "nemo"}})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_memkit import SQLiteVectorStore, VectorMemory
+from langchain_memkit import SQLiteChatMessageHistory, VectorMemory
 from langchain_memkit.memories.vector import Ranking
 from langchain_memkit.ranking.floor import FLOOR
 
@@ -36,11 +35,12 @@ def test_weights_and_floor_are_those_of_the_code() -> None:
 @pytest.fixture(scope="module")
 def fifty() -> VectorMemory:
     """Fifty records of eight words each, no word in two of them; the first has "word0" to "word7"."""
-    store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+    histories, embedding = SQLiteChatMessageHistory.factory(":memory:"), DeterministicFakeEmbedding(size=8)
+    memories = VectorMemory.factory(histories, embedding)
     for n in range(50):
         text = " ".join(f"word{i}" for i in range(8 * n, 8 * n + 8))
-        VectorMemory(store, f"session {n}", user_id="u1").save([HumanMessage(text), AIMessage("Well.")])
-    return VectorMemory(store, "today", user_id="u1", now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
+        memories(f"session {n}", "u1").save([HumanMessage(text), AIMessage("Well.")])
+    return memories("today", "u1")
 
 
 @pytest.mark.parametrize(("asked", "held", "words", "stated"), ROWS)

@@ -35,7 +35,7 @@ COMPONENTS = [
         "rag",
         "recall",
         "testing",
-        "vector-stores",
+        "embeddings",
     ),
 ]
 COLUMNS = 125  # of code: what docs/stylesheets/site.css leaves room for

@@ -13,7 +13,6 @@ from typing import Any
 import ormsgpack
 import pytest
 from gatekit.systems import Place, config
-from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
@@ -24,10 +23,9 @@ from pymongo import MongoClient
 
 from langchain_memkit import (
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
+    VectorMemory,
 )
 from langchain_memkit.migrate import export_history, import_history, langgraph_source, migrate
 
@@ -41,16 +39,6 @@ def key_values(place: Place) -> Iterator[Any]:
     """A key-value store at the place."""
     sqlite = place.kind == "sqlite"
     with SQLiteKeyValueStore(place.uri) if sqlite else MongoDBKeyValueStore(place.uri, place.database) as store:
-        yield store
-
-
-@pytest.fixture
-def vectors(place: Place) -> Iterator[Any]:
-    """A vector store at the place."""
-    sqlite = place.kind == "sqlite"
-    with (
-        SQLiteVectorStore(place.uri, EMBEDDING) if sqlite else MongoDBVectorStore(place.uri, EMBEDDING, place.database)
-    ) as store:
         yield store
 
 
@@ -84,7 +72,7 @@ def carriers(data: dict[str, Any]) -> list[Any]:
 @pytest.mark.gate(row=20, memkit_only=True)
 @STORES
 def test_cve_2025_68664_serialization_injection(
-    place: Place, system: Any, key_values: Any, vectors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, system: Any, key_values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`lc` keys in what users and models say are data: equal on return through every store, no secret, no object."""
     monkeypatch.setenv("MEMKIT_CANARY", CANARY)
@@ -99,11 +87,11 @@ def test_cve_2025_68664_serialization_injection(
         moved = SQLiteChatMessageHistory.factory(":memory:")
         import_history(moved, file)
         key_values.mset([(name, {"value": data})])
-        (key,) = vectors.add_documents([Document("hi", metadata={"user_id": "u1", "data": data})])
+        VectorMemory(histories, EMBEDDING, name, user_id="u1").save([HumanMessage("Keys?"), said[-1]])
         assert histories(name).messages == moved(name).messages == said
         assert key_values.mget([name]) == [{"value": data}]
-        (found,) = vectors.get_by_ids([key], user_id="u1")
-        assert found.metadata["data"] == data
+        found = VectorMemory(histories, EMBEDDING, "-", user_id="u1").search("Keys?", k=20, session_id=name)
+        assert json.dumps(data) in " ".join(hit.text for hit in found)
         seen += [histories(name).messages, found, file.read_text()]
     assert CANARY not in repr(seen)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gatekit.derived import SESSION, App, Undisturbed, after_fault, ahead, found_in, rows
+from gatekit.derived import SESSION, App, Undisturbed, after_fault, ahead, found_in, indexes_of, rows
 from gatekit.nursery import Nursery, purge, write
 from gatekit.systems import Place
 
@@ -63,6 +63,8 @@ def test_killed_while_purging(place: Place, system: Any, nursery: Nursery, night
             app.turn(user, n, f"{CANARY}{user}")
         app.add_book(user, 0, f"{CANARY}{user}")
     others = app.recalled("other-"), app.log("other-"), app.books(SESSION, "other-").titles()
+    indexes = [indexes_of(place, user) for user in ("other-", *users)] if place.kind == "sqlite" else []
+    assert {len(those) for those in indexes} <= {3}
     at_random(nursery, purge, place, users, 0.03)
     for user in users:
         purge_user(user, *app.parts)
@@ -71,4 +73,6 @@ def test_killed_while_purging(place: Place, system: Any, nursery: Nursery, night
     if place.kind == "sqlite":
         assert found_in(place, f"{CANARY}u") == []
         assert found_in(place, f"{CANARY}other-") != []
+        assert all(found_in(place, each) for each in indexes[0])
+        assert [each for those in indexes[1:] for each in those if found_in(place, each)] == []
     assert (app.recalled("other-"), app.log("other-"), app.books(SESSION, "other-").titles()) == others

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from langchain_memkit import (
     MongoDBChatMessageHistory,
     PreferenceMemory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
 )
 from langchain_memkit.errors import MemkitError
@@ -138,7 +136,7 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     if cls is LangGraphKeyValueStore:
         where = InMemoryStore()
     if cls is VectorMemory:
-        where, given = SQLiteVectorStore(":memory:", EMBEDDING), {**given, "user_id": "u1"}
+        where, given = SQLiteChatMessageHistory.factory(":memory:"), {**given, "user_id": "u1"}
     leading = () if cls is PreferenceMemory else (where,)  # which has an id first, and its store by name
     given |= {"user_id": "u1"} if cls is PreferenceMemory else {}
     if method == "__init__":
@@ -152,15 +150,7 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
         "text": "x",
         "seq": 1,
         "llm": RunnableLambda(lambda prompt: "A title."),
-        "generation": "g",
-        "documents": [],
-        "vectors": [],
         "ids": ["i"],
-        "at": datetime(2026, 1, 2, tzinfo=UTC),
-        "max_records": 1,
-        "vector": [1.0] * 8,
-        "words": ["x"],
-        "k": 1,
     }
     function = getattr(target, method)
     parameters = inspect.signature(function).parameters

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from gatekit.systems import Place, config, echo, texts
 from langchain.agents import create_agent
-from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from typer.testing import CliRunner
@@ -21,9 +20,8 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
+    VectorMemory,
     purge_user,
 )
 from langchain_memkit.cli.app import app
@@ -143,27 +141,40 @@ def test_cve_2026_48121_on_the_command_line(place: Place, histories: Any) -> Non
 
 @pytest.mark.gate(row=20, memkit_only=True)
 @STORES
-def test_cve_2025_67644_filter_keys(place: Place) -> None:
+def test_cve_2025_67644_filter_keys(histories: Any) -> None:
     """GHSA-9rwj-6rc7-p77c: `{"x') OR '1'='1": "dummy"}` listed everything. Here a key is a name, or it is refused."""
-    sqlite = place.kind == "sqlite"
-    store = (
-        SQLiteVectorStore(place.uri, EMBEDDING) if sqlite else MongoDBVectorStore(place.uri, EMBEDDING, place.database)
-    )
-    with store:
-        rows = [("a", {"user_id": "victim"}), ("b", {"user_id": "u1", "x": "1"}), ("c", {})]
-        store.add_documents([Document(SECRET, id=name, metadata=known) for name, known in rows])
+    histories("b", "u1").add_messages([HumanMessage("of u1"), AIMessage("noted")])
+    histories.update_session("b", "u1", metadata={"x": "1"})
+    for user in ("victim", "u1", None):
         for key in KEYS:
-            for wanted in ({key: "dummy"}, {"user_id": "u1", key: "dummy"}, {"user_id": "u1", "x": {key: "1"}}):
-                for search in (store.similarity_search, store.max_marginal_relevance_search):
-                    if key.startswith("$"):
-                        with pytest.raises(TypeError, match="no operators"):
-                            search("secret", filter=wanted)
-                    else:
-                        assert search("secret", filter=wanted) == []
-        assert [d.id for d in store.similarity_search("secret", filter={"user_id": "u1"})] == ["b"]
-        for operator in ({"$or": [{}]}, {"user_id": {"$ne": ""}}, {"x": {"$exists": True}}, {"$where": "1"}):
-            with pytest.raises(TypeError):
-                store.similarity_search("secret", filter=operator)
+            for wanted in ({key: "dummy"}, {"x": "1", key: "dummy"}, {"x": {key: "1"}}):
+                try:
+                    found = histories.list_sessions(user, where=wanted)
+                except (ConfigurationError, TypeError, ValueError):
+                    found = []
+                assert found == []
+        for operator in ({"$or": [{}]}, {"x": {"$ne": ""}}, {"x": {"$exists": True}}):
+            with pytest.raises((ConfigurationError, TypeError, ValueError)):
+                histories.list_sessions(user, where=operator)
+    assert [s.session_id for s in histories.list_sessions("u1", where={"x": "1"})] == ["b"]
+    unharmed(histories)
+
+
+@pytest.mark.gate(row=20, memkit_only=True)
+@STORES
+def test_cve_2025_67644_filters_of_recall(histories: Any) -> None:
+    """What a search in memory is held to is a name as well: nobody is told what the victim said."""
+    with VectorMemory.factory(histories, EMBEDDING) as memories:
+        for bad in (*KEYS[:-1], *BODIES):
+            for user in ("u1", bad):
+                assert memories("s1", user).search("secret") == []
+                assert memories(bad, user).search("secret", session_id="victim-thread") == []
+            assert memories("s1", "victim").search("secret", session_id=bad) == []
+            for operator in map(json.loads, BODIES):
+                with pytest.raises(TypeError, match="session_id must be a str"):
+                    memories("s1", "victim").search("secret", session_id=operator)
+        assert [hit.session_id for hit in memories("s1", "victim").search("secret")] == ["victim-thread"]
+    unharmed(histories)
 
 
 @pytest.mark.gate(row=20, memkit_only=True)

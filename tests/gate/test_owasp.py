@@ -11,7 +11,6 @@ import pytest
 from gatekit.systems import Place, config
 from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import tool
@@ -20,12 +19,9 @@ from langchain_memkit import (
     EntityMemory,
     MessageHistoryMiddleware,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
-    SQLiteVectorStore,
     VectorMemory,
 )
 from langchain_memkit.base import Mention
-from langchain_memkit.errors import HistoryConflictError
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.testing import FakeChatModel
 
@@ -50,22 +46,17 @@ class Same(Embeddings):
 
 
 @pytest.fixture
-def vectors(place: Place) -> Iterator[Any]:
-    """A vector store at the place, to which all texts are alike."""
-    sqlite = place.kind == "sqlite"
-    store: Any = (
-        SQLiteVectorStore(place.uri, Same()) if sqlite else MongoDBVectorStore(place.uri, Same(), place.database)
-    )
-    with store:
-        yield store
+def vectors(place: Place, system: Any) -> Iterator[Any]:
+    """Vector memories at the place, to which all texts are alike."""
+    with system.histories(place) as histories, VectorMemory.factory(histories, Same()) as memories:
+        yield memories
 
 
 @pytest.fixture
 def ask(place: Place, system: Any, vectors: Any) -> Callable[..., list[BaseMessage]]:
     """`ask(text, session, user)` holds one turn with a memory across sessions; returns what the model was given."""
     model = FakeChatModel()
-    memories = [VectorMemory.factory(vectors)]
-    chain = system.chain(model, system.histories(place), memories=memories, on_load_error="raise")
+    chain = system.chain(model, system.histories(place), memories=[vectors], on_load_error="raise")
 
     def turn(text: str, session: str, user: str) -> list[BaseMessage]:
         chain.invoke(text, config(session, user))
@@ -129,15 +120,16 @@ def test_llm02_sensitive_information(place: Place, system: Any, caplog: pytest.L
 def test_llm02_and_llm08_of_other_users(
     ask: Callable[..., list[BaseMessage]], vectors: Any, place: Place, system: Any
 ) -> None:
-    """To vectors all texts are alike: still no user is told what another said, in any session, by any filter."""
+    """To vectors all texts are alike: still no user is told what another said, in any session, by any search."""
     ask(SECRET, "s1", "victim")
     for session, user in (("s1", "u2"), ("s2", "u2"), ("s1", "victim ")):
         given = ask(QUESTION, session, user)
         assert "is 4711" not in repr(given)
         ask("Noted.", session, user)
     assert "is 4711" in repr(ask(QUESTION, "s9", "victim"))
-    for wanted in (None, {}, {"session_id": "s1"}, {"user_id": "u2"}):
-        assert "is 4711" not in repr(vectors.similarity_search(QUESTION, k=100, filter=wanted))
+    for wanted in (None, "s1", "s2"):
+        for user in ("u2", "victim "):
+            assert "is 4711" not in repr(vectors("s1", user).search(QUESTION, k=100, session_id=wanted))
     assert system.histories(place)("s1", "u2").messages[0].text == QUESTION
 
 
@@ -146,18 +138,15 @@ def test_llm02_and_llm08_of_other_users(
 def test_llm08_vector_and_embedding_weaknesses(ask: Callable[..., list[BaseMessage]], vectors: Any) -> None:
     """Nobody overwrites another's records by their ids, nor plants one in another's memory by what a message claims."""
     ask(SECRET, "s1", "victim")
-    [theirs] = vectors.similarity_search("PIN", filter={"user_id": "victim"})
-    for known in ({}, {"user_id": "u2"}):  # an id belongs to its user: the same one of others is another record
-        vectors.add_documents([Document("mine", id=theirs.id, metadata=known)])
-        assert vectors.get_by_ids([theirs.id], user_id="victim") == [theirs]
-    with pytest.raises(HistoryConflictError, match="another session"):
-        vectors.add_documents([Document(ORDER, id=theirs.id, metadata={"user_id": "victim", "session_id": "s2"})])
-    claims = {"user_id": "victim", "session_id": "s1", "epoch": theirs.metadata.get("epoch")}
-    memory = VectorMemory(vectors, "s1", user_id="u2")
-    memory.save([HumanMessage(ORDER, id=theirs.id, response_metadata=claims, additional_kwargs=claims), AIMessage("-")])
-    assert [d.page_content for d in vectors.similarity_search("PIN", k=9, filter={"user_id": "victim"})] == [
-        theirs.page_content
-    ]
+    [theirs] = vectors("s2", "victim").search("PIN")
+    claims = {"user_id": "victim", "session_id": "s1", "id": theirs.id, "epoch": 1, "seq": 1, "index": {"vectors": ""}}
+    known: Any = {"response_metadata": claims, "additional_kwargs": claims}
+    for name in (theirs.id, *theirs.message_ids):
+        for session in ("s1", "s2"):
+            said = [HumanMessage(ORDER, id=name, **known), AIMessage("-", id=theirs.message_ids[-1], **known)]
+            vectors(session, "u2").save(said)
+    assert len(vectors("s3", "u2").search("administrator", k=9)) == 2  # the answer is stored once, as it has its id
+    assert vectors("s2", "victim").search("PIN", k=9) == [theirs]
     assert ORDER.splitlines()[0] not in repr(ask(QUESTION, "s2", "victim"))
 
 
@@ -185,9 +174,8 @@ def test_asi06_memory_poisoning(place: Place, system: Any, vectors: Any) -> None
             result.generations[0].message = next(answers)
             return result
 
-    memories = VectorMemory.factory(vectors)
     histories = system.histories(place)
-    middleware = MessageHistoryMiddleware(histories, memories=[memories], on_load_error="raise")
+    middleware = MessageHistoryMiddleware(histories, memories=[vectors], on_load_error="raise")
     agent = create_agent(Model(), [read_page], system_prompt="Be kind.", middleware=[middleware])
     agent.invoke({"messages": [HumanMessage("Read that page.")]}, config("poisoned", "u1"))
     agent.invoke({"messages": [HumanMessage("Where does my mail go?")]}, config("later", "u1"))
@@ -199,6 +187,5 @@ def test_asi06_memory_poisoning(place: Place, system: Any, vectors: Any) -> None
     assert all(line.startswith("> ") for line in bad)
     assert {record.source for record in records_of(note)} == {"session poisoned"}
     histories("poisoned", "u1").clear()
-    memories("poisoned", "u1").clear()
     agent.invoke({"messages": [HumanMessage("And now?")]}, config("last", "u1"))
     assert "evil@" not in repr(heard[-1])

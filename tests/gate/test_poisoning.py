@@ -27,7 +27,6 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_conversational_rag_chain,
     create_history_preprocessor,
@@ -81,7 +80,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.histories = SQLiteChatMessageHistory.factory(folder / "chat.db")
         self.entities = EntityMemory.factory(nemo, SQLiteKeyValueStore(folder / "values.db"), max_tokens=ROOM)
-        self.vectors = VectorMemory.factory(SQLiteVectorStore(folder / "vectors.db", Letters()), max_tokens=ROOM)
+        self.vectors = VectorMemory.factory(self.histories, Letters(), max_tokens=ROOM)
         self.model = FakeChatModel()
         self.found: list[Document] = []
         retriever = RunnableLambda(lambda question: self.found)
@@ -140,7 +139,7 @@ class Bench:
         return [[SystemMessage(KIND), *self.memories("2", user).load(QUESTION), HumanMessage(QUESTION)]]
 
     def told(self, user: str, said: Sequence[str]) -> None:
-        """Says it in two conversations; the memories know of the first."""
+        """Says it in two conversations; entities are known of the first."""
         memory = self.memories("1", user)
         for text in said:
             memory.save([HumanMessage(text), AIMessage("Noted.")])

@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,9 @@ from gatekit.servers import server
 from gatekit.systems import Place
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from pymongo import MongoClient
 
-from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, purge_user
-from langchain_memkit._sync import drive
-from langchain_memkit.errors import ConfigurationError
+from langchain_memkit import purge_user
 from langchain_memkit.testing import FrozenClock
 
 VERBS = ["turn", "turn", "turn", "book", "read", "clear", "purge"]
@@ -123,7 +118,7 @@ def impatient(tmp_path: Path, system: Any) -> Iterator[Place]:
 def test_markers_of_every_part_go(impatient: Place, system: Any) -> None:
     """What a purge of all parts leaves holds ids and numbers only, and the server removes it when its time is over.
 
-    That is nothing for vectors, and two hours for turns, whose markers have the server's time.
+    That is two hours for the markers of turns, which have the server's time.
     """
     app = App(system, impatient, now=FrozenClock(datetime.now(UTC) - HOUR + timedelta(seconds=0.2)))
     for n in range(3):
@@ -132,8 +127,7 @@ def test_markers_of_every_part_go(impatient: Place, system: Any) -> None:
     purge_user("ann", *app.parts)
     assert "canary" not in str(rows(impatient))
     with MongoClient(impatient.uri) as client:
-        vectors, turns = client["gate"]["vectors"], client["gate"]["message_store"]
-        assert [row for row in vectors.find() if "probe" not in row] == []
+        turns = client["gate"]["message_store"]
         left = list(turns.find())
         assert left
         for row in left:
@@ -142,7 +136,7 @@ def test_markers_of_every_part_go(impatient: Place, system: Any) -> None:
         deadline = time.monotonic() + 8
         while turns.count_documents({}) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert [len(those) for name, those in rows(impatient).items() if name != "vectors"] == [0, 0]
+        assert [len(those) for those in rows(impatient).values()] == [0, 0]
 
 
 @pytest.mark.gate(row=8, memkit_only=True)
@@ -159,64 +153,3 @@ def test_markers_of_every_part_in_a_file_go(place: Place, system: Any) -> None:
     clock.tick(7201)
     app.turn("another", 0)
     assert "somebody" not in str(rows(place))
-
-
-IDS = ["1", "2", "3"]
-ID_VERBS = ["add", "add", "get", "search", "delete", "touch", "purge"]
-ID_OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["u1", "u2", ""]), st.sampled_from(ID_VERBS), st.sampled_from(IDS)),
-    min_size=24,
-    max_size=24,
-)
-
-
-@pytest.mark.gate(row=8, memkit_only=True, limit=240)
-def test_ids_of_documents_never_meet(place: Place, nightly: bool, figure: Any) -> None:
-    """Users and nobody who give their documents the same ids: each finds, replaces and deletes its own alone."""
-    embedding = DeterministicFakeEmbedding(size=8)
-    crossed = done = 0
-    if place.kind == "sqlite":
-        store: Any = SQLiteVectorStore(place.uri, embedding)
-    else:
-        store = MongoDBVectorStore(place.uri, embedding, place.database, "documents")
-
-    @settings(
-        max_examples=24 if nightly else 4,
-        deadline=None,
-        derandomize=not nightly,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(ID_OPERATIONS)
-    def check(operations: list[tuple[str, str, str]]) -> None:
-        nonlocal crossed, done
-        run = uuid4().hex[:6]
-        model: dict[str, dict[str, str]] = {"u1": {}, "u2": {}, "": {}}
-        for n, (user, verb, name) in enumerate(operations):
-            mine, owner = model[user], {"user_id": f"{user}-{run}"} if user else {}
-            if verb == "add":
-                mine[name] = f"canary-{user}-{n}"
-                known = {**owner, "run": run}
-                store.add_documents([Document(mine[name], id=f"{name}-{run}", metadata=known)])
-            elif verb == "delete":
-                mine.pop(name, None)
-                with suppress(ConfigurationError):  # nobody's is not there, and another's is
-                    store.delete([f"{name}-{run}"], **owner)
-            elif verb == "touch" and user:
-                drive(store.records.touch(owner["user_id"], [f"{name}-{run}"], datetime.now(UTC)))
-            elif verb == "purge" and user:
-                store.purge(owner["user_id"])
-                mine.clear()
-            for other, theirs in model.items():
-                whose = {"user_id": f"{other}-{run}"} if other else {}
-                found = store.similarity_search("canary", k=9, filter={**whose, "run": run})
-                with suppress(ConfigurationError):
-                    found += store.get_by_ids([f"{each}-{run}" for each in IDS], **whose)
-                crossed += len(canaries_in(found) - set(theirs.values())) + (len(found) < len(theirs))
-                done += 1
-
-    check()
-    store.close()
-    figure(f"{place.kind}: looks at documents with the ids of others", done, at_least=250)
-    figure(f"{place.kind}: documents of others", crossed, at_most=0)

@@ -25,7 +25,6 @@ from langchain_memkit import (
     SpacyEntityExtractor,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
@@ -58,11 +57,11 @@ class Chat:
     def __init__(self, folder: Path) -> None:
         self.answer = "Hello!"
         self.histories = SQLiteChatMessageHistory.factory(folder / "chat.db")
-        values, vectors = SQLiteKeyValueStore(folder / "values.db"), folder / "vectors.db"
+        values = SQLiteKeyValueStore(folder / "values.db")
         memories = [
             EntityMemory.factory(SpacyEntityExtractor(), values),
             KeyValueMemory([{"title": title, "text": f"About {title}."} for title in TITLES]),
-            VectorMemory.factory(SQLiteVectorStore(vectors, WordLlamaEmbeddings())),
+            VectorMemory.factory(self.histories, WordLlamaEmbeddings()),
         ]
         summarizer = RunnableLambda(lambda asked: AIMessage("They talked."))
         self.chain: Any = create_runnable_with_message_history(

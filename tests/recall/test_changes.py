@@ -6,13 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 
 from benchmarks.changes import measured, people
 from benchmarks.recall_floors import WORDS_ONLY
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
+from langchain_memkit import SQLiteChatMessageHistory, VectorMemory, WordLlamaEmbeddings
 from langchain_memkit.memories.vector import Ranking
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.messages.tokens import count_tokens
@@ -27,8 +25,8 @@ WEIGHTS = [f"My weight today is {80 + i} kg." for i in range(40)]
 def memory_of(*said: HumanMessage | AIMessage, **options: Any) -> VectorMemory:
     """A memory of messages, each round a day later than the one before; it is asked on the day after."""
     clock = [BEGIN]
-    store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
-    memory = VectorMemory(store, "past", user_id="u1", now=lambda: clock[0], **options)
+    histories = SQLiteChatMessageHistory.factory(":memory:", now=lambda: clock[0])
+    memory = VectorMemory(histories, WordLlamaEmbeddings(), "past", user_id="u1", now=lambda: clock[0], **options)
     for first in range(0, len(said), 2):
         memory.save(said[first : first + 2])
         clock[0] += timedelta(days=1)
@@ -122,12 +120,10 @@ def test_who_said_it_counts() -> None:
 def test_an_erased_statement_hides_no_living_one() -> None:
     """Two sessions hold the same words, and one of them is cleared in the history alone."""
     histories = SQLiteChatMessageHistory.factory(":memory:")
-    store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
     for name, answer in (("a", "Noted."), ("b", "Good to know.")):
         said = [HumanMessage("I live in Sydney.", id=f"{name}1"), AIMessage(answer, id=f"{name}2")]
         histories(name, "u1").add_messages(said)
-        VectorMemory(store, name, user_id="u1").save(said)
-    memory = VectorMemory(store, "c", user_id="u1", get_session_history=histories)
+    memory = VectorMemory(histories, WordLlamaEmbeddings(), "c", user_id="u1")
     assert len(quoted(memory, "Where do I live?")) == 2
     for gone, left in (("b", ["human: I live in Sydney.\nai: Noted."]), ("a", [])):
         histories(gone, "u1").clear()
@@ -142,11 +138,3 @@ def test_what_was_said_stays_data() -> None:
     assert (begin, end) == ("<records>", "</records>")
     assert "</records>" not in "".join(lines)
     assert all(line.startswith(("- ", "> ")) for line in lines)
-
-
-def test_documents_without_a_speaker_or_date() -> None:
-    """They are ranked and quoted, too."""
-    store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-    store.add_documents([Document("The office is in Leeds.", metadata={"user_id": "u1"})])
-    memory = VectorMemory(store, "s1", user_id="u1")
-    assert "> The office is in Leeds." in memory.load("Where is the office in Leeds?")[0].text

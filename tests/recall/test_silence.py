@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.vectorstores import InMemoryVectorStore
 
 from benchmarks.common import TEXTS
 from benchmarks.dialogues import Dialogue, recall_set
@@ -20,7 +20,6 @@ from benchmarks.recall_floors import Kept
 from langchain_memkit import (
     ComposedMemory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_runnable_with_message_history,
@@ -47,17 +46,19 @@ def friends() -> Dialogue:
     return recall_set().dialogues[0]
 
 
-def filled(store: Any, dialogue: Dialogue, **options: Any) -> Callable[..., VectorMemory]:
-    """Saves a conversation and returns what makes memories of its user."""
-    factory = VectorMemory.factory(store, **options)
-    for said in dialogue.rounds():
-        factory(said[0].session, "u1").save(dialogue.messages(said))
-    return lambda **more: VectorMemory(store, "q", user_id="u1", **{**options, **more})
+def filled(embedder: Embeddings, dialogue: Dialogue, **options: Any) -> Callable[..., VectorMemory]:
+    """Saves a conversation by sessions and returns what makes memories of its user."""
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    factory = VectorMemory.factory(histories, embedder, **options)
+    for session, turns in groupby(dialogue.turns, key=lambda turn: turn.session):
+        factory(session, "u1").save(dialogue.messages(turns))
+    return lambda **more: VectorMemory(histories, embedder, "q", user_id="u1", **{**options, **more})
 
 
 def told(texts: Sequence[str], **options: Any) -> VectorMemory:
     """A memory of what a user has told, each in a round of its own."""
-    memory = VectorMemory(SQLiteVectorStore(":memory:", WordLlamaEmbeddings()), "s1", user_id="u1", **options)
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    memory = VectorMemory(histories, WordLlamaEmbeddings(), "s1", user_id="u1", **options)
     for text in texts:
         memory.save([HumanMessage(text), AIMessage("I see.")])
     return memory
@@ -66,7 +67,7 @@ def told(texts: Sequence[str], **options: Any) -> VectorMemory:
 @pytest.fixture(scope="module")
 def make(friends: Dialogue) -> Callable[..., VectorMemory]:
     """Memories of two friends, with the local embedder."""
-    return filled(SQLiteVectorStore(":memory:", WordLlamaEmbeddings()), friends)
+    return filled(WordLlamaEmbeddings(), friends)
 
 
 def loaded(memory: VectorMemory, query: str, style: str = "sync") -> list[BaseMessage]:
@@ -159,19 +160,19 @@ def test_search_has_no_floor(make: Callable[..., VectorMemory]) -> None:
     assert max(hit.score for hit in hits) < FLOOR
 
 
-# -- embedders and stores
+# -- embedders
 
 
 def test_a_failed_embedder_leaves_the_words(friends: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words alone tell what has to do with the records."""
-    store = SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
-    make = filled(store, friends)
+    make = filled(WordLlamaEmbeddings(), friends)
+    assert make().index() == 0  # all is embedded
 
     def down(*args: Any) -> Any:
         msg = "down"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(store.records, "embed_query", down)
+    monkeypatch.setattr(WordLlamaEmbeddings, "embed_query", down)
     assert [text for text in UNRELATED if make().load(text)] == []
     answered = [bool(make().load(question.text)) for question in friends.questions]
     assert sum(answered) > 0.85 * len(answered)
@@ -212,7 +213,7 @@ class Opposite(WordLlamaEmbeddings):
 @pytest.mark.parametrize("embedder", [Constant(), OneNumber(), Opposite(), DeterministicFakeEmbedding(size=8)])
 def test_vectors_that_say_nothing(friends: Dialogue, embedder: Embeddings) -> None:
     """Then the words decide: most questions are answered, and what nothing answers shows nothing."""
-    make = filled(SQLiteVectorStore(":memory:", embedder), friends)
+    make = filled(embedder, friends)
     answered = [bool(make().load(question.text)) for question in friends.questions]
     assert sum(answered) >= 0.85 * len(answered)
     assert make().load("Who painted the Mona Lisa?") == []
@@ -234,12 +235,14 @@ def test_small_memories(records: int) -> None:
 
 
 def test_before_anybody_has_answered() -> None:
-    """What only the user has said scores as it does once there are answers."""
-    memory = told([], ranking=Ranking(relevance=0.0))  # an open round has no vector
-    memory.save([HumanMessage("My cat is called Nemo.")])
-    alone = memory.search("What is my cat called?", k=1)[0].score
-    memory.save([AIMessage("A fine name.")])
-    assert memory.search("What is my cat called?", k=1)[0].score == pytest.approx(alone)
+    """What only the user has said scores as it does with an answer."""
+    said = [HumanMessage("My cat is called Nemo."), AIMessage("A fine name.")]
+    scores = []
+    for turn in (said[:1], said):
+        memory = told([], ranking=Ranking(relevance=0.0))  # the answer is embedded, too
+        memory.save(turn)
+        scores.append(memory.search("What is my cat called?", k=1)[0].score)
+    assert scores[0] == pytest.approx(scores[1])
 
 
 def test_a_memory_of_one_topic_is_not_silent() -> None:
@@ -247,16 +250,6 @@ def test_a_memory_of_one_topic_is_not_silent() -> None:
     memory = told([f"Today I saw {i} ships in the harbour." for i in range(40)])
     assert memory.load("How many ships did I see in the harbour?") != []
     assert memory.load("What is the capital of Mongolia?") == []
-
-
-def test_a_store_of_others(friends: Dialogue) -> None:
-    """Its similarities have no known scale, so that words decide, and what stands out among them."""
-    part = friends.part(200, 20)
-    make = filled(InMemoryVectorStore(WordLlamaEmbeddings()), part)
-    assert make().load("Who painted the Mona Lisa?") == []
-    assert make(floor=None).load("Who painted the Mona Lisa?") != []
-    answered = [bool(make().load(question.text)) for question in part.questions]
-    assert sum(answered) >= 0.85 * len(answered)
 
 
 # -- the option
@@ -272,7 +265,7 @@ def test_generative_agents_recall_always() -> None:
 def test_wrong_floors_are_refused(floor: Any) -> None:
     """With a sentence that says what is taken."""
     with pytest.raises(ConfigurationError, match='floor must be a number from 0 up, "auto"'):
-        VectorMemory(SQLiteVectorStore(":memory:", WordLlamaEmbeddings()), "s1", user_id="u1", floor=floor)
+        told([], floor=floor)
 
 
 class Counting(BaseDocumentCompressor):

@@ -14,7 +14,6 @@ from langchain_memkit import (
     InMemoryChatMessageHistory,
     PreferenceMemory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -166,7 +165,7 @@ class EditedTurnCases:
 
     def test_what_memories_know(self, get_session_history: MakeHistory, run: Styles) -> None:
         """What memories learned from the replaced turns goes, the rest stays, and a rebuild finds nothing to do."""
-        vectors = VectorMemory.factory(SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=16)))
+        vectors = VectorMemory.factory(get_session_history, DeterministicFakeEmbedding(size=16))
         entities = EntityMemory.factory(lambda text: [w for w in text.split() if w.istitle()])
         preferences = PreferenceMemory.factory(MemoryStore(), find=lambda text: [text] if "Always" in text else [])
         factories: list[Any] = [vectors, entities, preferences]
@@ -183,7 +182,8 @@ class EditedTurnCases:
         assert {entity.name for entity in entities("s1", "u1").entities()} >= {"Dory", "Nemo", "Bruce"}
         assert "Marlin" not in {entity.name for entity in entities("s1", "u1").entities()}
         assert preferences("s1", "u1").preferences() == []
-        for factory in factories:
+        assert vectors("s1", "u1").index(progress=False) == 0
+        for factory in (entities, preferences):
             counts = factory("s1", "u1").rebuild(history)
             assert (counts["added"], counts["removed"]) == (0, 0)
 

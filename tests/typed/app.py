@@ -35,13 +35,11 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     PreferenceMemory,
     RunnableWithMessageHistory,
     SpacyEntityExtractor,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_conversational_rag_chain,
@@ -221,9 +219,10 @@ class Motto(Memory):
 def memories(model: BaseChatModel, retriever: BaseRetriever) -> None:
     """Factories of memories give the memory that they name, and all of them go into a chain."""
     histories = SQLiteChatMessageHistory.factory("chat.db")
-    vectors = VectorMemory.factory(SQLiteVectorStore("chat.db", WordLlamaEmbeddings()), get_session_history=histories)
+    vectors = VectorMemory.factory(histories, WordLlamaEmbeddings())
     assert_type(vectors, VectorMemoryFactory)
     assert_type(vectors("s1", "u1"), VectorMemory)
+    assert_type(vectors("s1", "u1").index(progress=False), int)
     found = vectors("s1", "u1").search("parrot", k=3)
     assert_type(found, HitList)
     assert_type(found[0], Hit)
@@ -267,8 +266,6 @@ def stores(store: Any) -> None:
     texts.mset([("a", Document("b"))])
     create_kv_docstore(SQLiteKeyValueStore[bytes]("chat.db"))
     LangGraphKeyValueStore(store, ("memkit",)).mset([("a", {"b": 1})])
-    found = MongoDBVectorStore(URI, embedding=WordLlamaEmbeddings()).similarity_search("tea")
-    assert_type(found, list[Document])
 
 
 def retrieval(model: BaseChatModel, retriever: BaseRetriever) -> None:

@@ -12,22 +12,20 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_memkit import (
     CondenseQuestionRetriever,
+    EntityMemory,
     KeyValueMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_history_preprocessor,
     create_runnable_with_message_history,
 )
-from langchain_memkit._sync import drive
 from langchain_memkit.backends.mongodb.layouts import row_text
 from langchain_memkit.errors import MemkitError, MemoryWriteError
 from langchain_memkit.messages.codec import decode_legacy_message, decode_message
@@ -157,14 +155,14 @@ def test_conflicts(provoked: Provoked) -> None:
 
 
 def test_refusing_file(tmp_path: Path, provoked: Provoked) -> None:
-    """A file that refuses writes, and one that is none: histories, key-values and vectors."""
+    """A file that refuses writes, and one that is none: histories, key-values and vector memories."""
     refusing, broken = tmp_path / "refusing.db", tmp_path / "broken.db"
     history = SQLiteChatMessageHistory(refusing, "s1")
     history.add_user_message("hello")
     SQLiteKeyValueStore(refusing).mset([("k", {"a": 1})])
-    SQLiteVectorStore(refusing, EMBEDDING).add_texts(["hello"])
+    SQLiteChatMessageHistory(refusing, "s2", user_id="u1").add_user_message(SAID)  # which has no vectors yet
     with sqlite3.connect(refusing) as connection:
-        for table in ("turns", "key_values", "vectors"):
+        for table in ("turns", "key_values", "turn_indexes"):
             for verb in ("INSERT", "UPDATE", "DELETE"):
                 connection.execute(
                     f"CREATE TRIGGER no_{table}_{verb} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END"
@@ -173,15 +171,14 @@ def test_refusing_file(tmp_path: Path, provoked: Provoked) -> None:
     broken.write_bytes(SAID.encode() * 1000)
     for file in (refusing, broken):
         history, keys = SQLiteChatMessageHistory(file, "s1"), SQLiteKeyValueStore(file)
-        vectors = SQLiteVectorStore(file, EMBEDDING)
-        document = [Document(SAID, metadata={"said": SAID})]
+        memory = VectorMemory(SQLiteChatMessageHistory.factory(file), EMBEDDING, "s1", user_id="u1")
         calls: list[Callable[[], Any]] = [
             lambda: history.add_messages([HumanMessage(SAID)]),  # noqa: B023  # called below
             lambda: history.aadd_messages([HumanMessage(SAID)]),  # noqa: B023  # as above
             lambda: keys.mset([("k", {"said": SAID})]),  # noqa: B023  # as above
             lambda: keys.amset([("k", {"said": SAID})]),  # noqa: B023  # as above
-            lambda: vectors.add_documents(document),  # noqa: B023  # as above
-            lambda: vectors.aadd_documents(document),  # noqa: B023  # as above
+            lambda: memory.save([HumanMessage(SAID)]),  # noqa: B023  # as above
+            lambda: memory.asave([HumanMessage(SAID)]),  # noqa: B023  # as above
         ]
         for call in calls:
             provoked(call)
@@ -189,23 +186,18 @@ def test_refusing_file(tmp_path: Path, provoked: Provoked) -> None:
             provoked(lambda: history.messages)  # noqa: B023  # as above
             provoked(lambda: history.aget_messages())  # noqa: B023  # as above
             provoked(lambda: keys.mget(["k"]))  # noqa: B023  # as above
-            provoked(lambda: vectors.similarity_search(SAID))  # noqa: B023  # as above
+            provoked(lambda: memory.search(SAID))  # noqa: B023  # as above
+        else:  # the log is searched when the test ends
+            assert [hit.text for hit in memory.search(SAID)] == [f"human: {SAID}"]
 
 
-def test_values_and_vectors_that_are_not_stored(provoked: Provoked) -> None:
-    """What a key-value store and a vector store refuse."""
-    keys, vectors = SQLiteKeyValueStore(":memory:"), SQLiteVectorStore(":memory:", EMBEDDING)
+def test_key_values_that_are_not_stored(provoked: Provoked) -> None:
+    """What a key-value store refuses."""
+    keys = SQLiteKeyValueStore(":memory:")
     for value in (object(), float("nan"), [SAID, object()]):
         provoked(lambda value=value: keys.mset([("k", {"said": SAID, "value": value})]))  # type: ignore[misc]  # bound now
         provoked(lambda value=value: keys.amset([("k", {"said": SAID, "value": value})]))  # type: ignore[misc]  # as above
-        document = Document(SAID, metadata={"said": SAID, "value": value})
-        provoked(lambda d=document: vectors.add_documents([d]))  # type: ignore[misc]  # as above
     provoked(lambda: keys.mset([("k", SAID)]))  # type: ignore[list-item]  # on purpose
-    for metadata in ({"position": SAID}, {"created_at": SAID}, {"importance": SAID}, {"messages": [{"said": SAID}]}):
-        known = {"user_id": "u1", "session_id": "s1", "said_before": SAID, **metadata}
-        document = Document(SAID, id="1", metadata=known)
-        flow = vectors.records.write("u1", "s1", "g1", [document], [None])
-        provoked(lambda flow=flow: drive(flow))  # type: ignore[misc]  # as above
 
 
 def test_entries(tmp_path: Path, provoked: Provoked) -> None:
@@ -251,14 +243,13 @@ def test_input_and_output_of_chains(provoked: Provoked) -> None:
 
 
 def test_parts_of_others_that_fail(tmp_path: Path) -> None:
-    """An embedder's or a model's own words are its error's, which ours is caused by; they stand in no text of ours."""
+    """An extractor's or a model's own words are its error's, which ours is caused by; they stand in no text of ours."""
 
-    class Failing(DeterministicFakeEmbedding):
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            raise RuntimeError(texts[0])
+    def extract(text: str) -> list[Any]:
+        raise RuntimeError(text)
 
     histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
-    memory = VectorMemory.factory(SQLiteVectorStore(tmp_path / "chat.db", Failing(size=8)))
+    memory = EntityMemory.factory(extract)
     chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memory])
     with pytest.raises(MemoryWriteError) as raised:
         chat.invoke(f"I say that {SAID}.", {"configurable": {"session_id": "s1", "user_id": "u1"}})
@@ -274,6 +265,27 @@ def test_parts_of_others_that_fail(tmp_path: Path) -> None:
     told = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=summarize)
     for _ in range(3):
         told.invoke(f"I say that {SAID}.", CONFIG)  # the log is searched when the test ends
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_embedders_that_fail(local: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """They cost no turn, and what is logged of it has none of their words."""
+
+    class Failing(DeterministicFakeEmbedding):
+        is_local: bool = local
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            raise RuntimeError(" ".join([SAID, *texts]))
+
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    memory = VectorMemory.factory(histories, Failing(size=8))
+    chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memory])
+    chat.invoke(f"I say that {SAID}.", {"configurable": {"session_id": "s1", "user_id": "u1"}})
+    assert len(histories("s1", "u1").messages) == 2
+    assert [hit.text for hit in memory("s2", "u1").search("What do I say?")] == [
+        f"human: I say that {SAID}.\nai: Noted."
+    ]
+    assert "RuntimeError" in caplog.text
 
 
 def test_files_to_import(tmp_path: Path, provoked: Provoked) -> None:

@@ -25,7 +25,6 @@ from langchain_memkit import (
     KeyValueMemory,
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     create_conversational_rag_chain,
     create_history_preprocessor,
@@ -256,12 +255,9 @@ async def test_a_stream_that_is_running(histories: Any) -> None:
 
 async def test_what_memories_recalled_and_left_out(histories: Any) -> None:
     """Records with scores and sources, and why a memory showed none, in a real turn as in a dry run."""
-    vectors = VectorMemory.factory(
-        SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8)), get_session_history=histories, floor=2
-    )
+    vectors = VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8), floor=2)
     said: list[BaseMessage] = [HumanMessage("Harrison likes green tea.", id="h0"), AIMessage("Noted.", id="a0")]
     histories("s0", "u1").add_messages(said)
-    vectors("s0", "u1").save(said)
     find: Any = RunnableLambda(lambda question: [Document("No shoes.", metadata={"title": "Rules", "score": 0.5})])
 
     def broken(question: str) -> list[Document]:

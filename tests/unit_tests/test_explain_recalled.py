@@ -18,7 +18,6 @@ from langchain_memkit import (
     ComposedMemory,
     KeyValueMemory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     create_runnable_with_message_history,
     explain_turn,
@@ -46,13 +45,9 @@ def histories() -> Iterator[Any]:
 @pytest.fixture
 def vectors(histories: Any) -> Any:
     """A vector memory that knows two rounds of another session."""
-    store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-    factory = VectorMemory.factory(store, get_session_history=histories)
     for i, text in enumerate(["Harrison likes green tea.", "The train leaves at nine."]):
-        said = [HumanMessage(text, id=f"h{i}"), AIMessage("Noted.", id=f"a{i}")]
-        histories("s0", "u1").add_messages(said)
-        factory("s0", "u1").save(said)
-    return factory
+        histories("s0", "u1").add_messages([HumanMessage(text, id=f"h{i}"), AIMessage("Noted.", id=f"a{i}")])
+    return VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8))
 
 
 def check(seen: TurnTrace) -> None:

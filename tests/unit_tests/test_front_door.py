@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_memkit import (
     ChatHistoryMemory,
@@ -24,7 +23,6 @@ from langchain_memkit import (
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_conversational_rag_chain,
@@ -92,9 +90,9 @@ def test_session_needs_a_session() -> None:
     assert session("s1", user_id=None, turn_id=None) == session("s1")
 
 
-def vectors() -> SQLiteVectorStore:
-    """A store in memory."""
-    return SQLiteVectorStore(":memory:", WordLlamaEmbeddings())
+def vectors(cls: Any = VectorMemory, **options: Any) -> Any:
+    """Vector memories over histories in memory."""
+    return cls.factory(SQLiteChatMessageHistory.factory(":memory:"), WordLlamaEmbeddings(), **options)
 
 
 def rag(**options: Any) -> Any:
@@ -110,7 +108,7 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "rag chain": (lambda: rag(max_token=100), "max_token; did you mean 'max_tokens'?"),
     "rag chain, an option": (lambda: rag(memory=[]), "memory; did you mean 'memories'?"),
-    "vector memories": (lambda: VectorMemory.factory(vectors(), max_token=3), "max_token; did you mean 'max_tokens'?"),
+    "vector memories": (lambda: vectors(max_token=3), "max_token; did you mean 'max_tokens'?"),
     "key-value memories": (
         lambda: KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"), macher=print),
         "macher; did you mean 'matcher'?",
@@ -153,8 +151,10 @@ def test_arguments_of_subclasses() -> None:
     """A subclass may take more, by name or with `**kwargs`: what it knows is not refused."""
 
     class Named(VectorMemory):
-        def __init__(self, store: Any, session_id: str, *, user_id: str | None = None, colour: str = "red") -> None:
-            super().__init__(store, session_id, user_id=user_id)
+        def __init__(
+            self, histories: Any, embedding: Any, session_id: str, *, user_id: str | None = None, colour: str = "red"
+        ) -> None:
+            super().__init__(histories, embedding, session_id, user_id=user_id)
             self.colour = colour
 
     class Open(VectorMemory):
@@ -163,9 +163,9 @@ def test_arguments_of_subclasses() -> None:
             super().__init__(*args, **kwargs)
 
     for cls in (Named, Open):
-        assert cls.factory(vectors(), colour="blue")._memory.colour == "blue"  # type: ignore[attr-defined]
+        assert vectors(cls, colour="blue")._memory.colour == "blue"
     with pytest.raises(ConfigurationError, match="no such argument: color; did you mean 'colour'"):
-        Named.factory(vectors(), color="blue")
+        vectors(Named, color="blue")
 
 
 @pytest.mark.parametrize("place", ["sqlite", "mongodb"])
@@ -257,12 +257,7 @@ def test_representations(tmp_path: Path) -> None:
     assert repr(ChatHistoryMemory.factory(lambda session_id: histories(session_id))) == (
         "ChatHistoryMemoryFactory(<lambda>)"
     )
-    assert repr(VectorMemory.factory(SQLiteVectorStore(path, WordLlamaEmbeddings()))) == (
-        f"VectorMemoryFactory(SQLiteVectorStore({str(path)!r}))"
-    )
-    assert repr(VectorMemory.factory(InMemoryVectorStore(WordLlamaEmbeddings()))) == (
-        "VectorMemoryFactory(VectorStoreAdapter(InMemoryVectorStore))"
-    )
+    assert repr(VectorMemory.factory(histories, WordLlamaEmbeddings())) == f"VectorMemoryFactory({histories!r})"
     assert repr(EntityMemory.factory(lambda text: [])) == "EntityMemoryFactory(MemoryStore())"
     assert repr(EntityMemory.factory(lambda text: [], MongoDBKeyValueStore(URI))) == (
         "EntityMemoryFactory(MongoDBKeyValueStore(localhost:27017, chat_history.key_value))"

@@ -39,18 +39,18 @@ ARROWS = {
     "messages": {"_timezones", "base", "errors"},
     "matching": {"_unicode", "errors"},
     "ranking": {"_unicode", "base", "errors"},
-    "stores": PURE | {"_unicode", "ranking"},
+    "stores": PURE | {"_unicode"},
     "preprocessors": PURE | {"stores"},
     "memories": PURE | {"matching", "preprocessors", "ranking", "stores"},
     "retrievers": PURE | {"ranking"},
     "runnables": PURE | {"memories", "preprocessors", "retrievers"},
-    "backends": PURE | {"ranking", "stores"},
+    "backends": PURE | {"stores"},
     "classic": PURE | {"memories"},
     "explain": PURE | {"memories", "preprocessors", "runnables"},
     "middleware": PURE | {"memories", "preprocessors", "runnables"},
     "migrate": PURE | {"backends", "stores"},
     "cli": PURE | {"backends", "migrate", "stores"},
-    "testing": PURE | {"memories", "preprocessors", "ranking", "runnables", "stores"},
+    "testing": PURE | {"memories", "preprocessors", "runnables", "stores"},
 }
 # driver -> the only modules that may import it
 DRIVERS = {
@@ -61,7 +61,7 @@ DRIVERS = {
     "spacy": ("backends/spacy.py",),
     "rapidfuzz": ("matching/",),
     "ahocorasick_rs": ("matching/",),
-    "numpy": ("ranking/", "stores/", "backends/", "testing/", "memories/vector/"),
+    "numpy": ("ranking/", "backends/wordllama.py", "memories/vector/"),
     "Stemmer": ("ranking/tokenize.py",),
     "wordllama": ("backends/wordllama.py",),
     "safetensors": ("backends/wordllama.py",),
@@ -157,12 +157,10 @@ def test_front_door() -> None:
         "MessageHistoryMiddleware",
         "MongoDBChatMessageHistory",
         "MongoDBKeyValueStore",
-        "MongoDBVectorStore",
         "PreferenceMemory",
         "RunnableWithMessageHistory",
         "SQLiteChatMessageHistory",
         "SQLiteKeyValueStore",
-        "SQLiteVectorStore",
         "SpacyEntityExtractor",
         "VectorMemory",
         "WordLlamaEmbeddings",
@@ -195,6 +193,13 @@ def test_misspelt_names() -> None:
     ):
         with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
             getattr(langchain_memkit, wrong)
+
+
+@pytest.mark.parametrize("name", ["SQLiteVectorStore", "MongoDBVectorStore"])
+def test_names_that_are_gone(name: str) -> None:
+    """The error says what takes their place, and how what was kept in them is moved."""
+    with pytest.raises(ImportError, match=r"VectorMemory\.factory\(histories, embedding\) .*vector_records_source"):
+        exec(f"from langchain_memkit import {name}")
 
 
 def test_modules_are_attributes() -> None:
@@ -280,12 +285,10 @@ def test_public_verbs_have_async_twins() -> None:
     without = {"add_message", "add_user_message", "add_ai_message", "factory", "close", "view"}
     stores = [langchain_memkit.SQLiteKeyValueStore, langchain_memkit.MongoDBKeyValueStore]
     stores.append(langchain_memkit.LangGraphKeyValueStore)
-    vectors = [langchain_memkit.SQLiteVectorStore, langchain_memkit.MongoDBVectorStore]
     memories = [EntityMemory, EntityMemoryFactory, VectorMemory, VectorMemoryFactory]
     memories += [PreferenceMemory, PreferenceMemoryFactory]
-    without |= {"from_connection_string"}  # no I/O
-    without |= {"as_retriever", "get_by_ids", "similarity_search_with_relevance_scores", "search"}  # LangChain's own
-    for cls in (*histories, factory, *stores, *vectors, *memories):
+    without |= {"check_history"}  # no I/O
+    for cls in (*histories, factory, *stores, *memories):
         verbs = {n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))}
         for name in verbs - without:
             twin = name[1:] if name.startswith("a") and name[1:] in verbs | {"get_messages"} else f"a{name}"
@@ -445,12 +448,10 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 # interfaces of storage: who implements one overrides its defaults, so they are no steps of a ladder
-INTERFACES = {"StoreBackend", "TurnStore", "KeyValueBackend", "VectorBackend"}
+INTERFACES = {"StoreBackend", "TurnStore", "KeyValueBackend"}
 # class -> why it has more
 MANY_BASES = {
     "StaleTurnError": "a conflict of histories is a failed write, and every error is a MemkitError",
-    "HistoryVectorMemory": "takes the place of the form over vector stores, on which it is built until that goes",
-    "HistoryVectorMemoryFactory": "likewise",
 }
 
 

@@ -33,10 +33,8 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -51,6 +49,7 @@ from langchain_memkit.migrate import (
     langchain_sql_source,
     langgraph_source,
     migrate,
+    vector_records_source,
 )
 from langchain_memkit.stores import KeyValueBackend
 from langchain_memkit.stores.key_value import KeyValueStore
@@ -108,6 +107,11 @@ def told_by(error: BaseException) -> str:
     return "\n".join(parts)
 
 
+def vector_memory(histories: Any) -> VectorMemory:
+    """A vector memory of a user."""
+    return VectorMemory(histories, EMBEDDING, "s1", user_id="u1")
+
+
 class Everything:
     """Each kind of public object that an app may make of a connection string."""
 
@@ -115,11 +119,10 @@ class Everything:
         self.history = MongoDBChatMessageHistory(uri, "s1", user_id="u1", timeout=0.15)
         self.histories = MongoDBChatMessageHistory.factory(uri, timeout=0.15)
         self.keys = MongoDBKeyValueStore(uri, timeout=0.15)
-        self.vectors = MongoDBVectorStore(uri, EMBEDDING, timeout=0.15)
         self.memories = {
             "entities": EntityMemory.factory(lambda text: [Mention("hi", "X", 0, 2)], self.keys),
             "key values": KeyValueMemory.factory(self.keys),
-            "vectors": VectorMemory.factory(self.vectors),
+            "vectors": VectorMemory.factory(self.histories, EMBEDDING),
             "dialogue": ChatHistoryMemory.factory(self.histories),
         }
         self.composed = ComposedMemory.factory(self.memories["dialogue"], self.memories["entities"])
@@ -129,8 +132,8 @@ class Everything:
         )
         self.middleware = MessageHistoryMiddleware(self.histories, memories=[self.memories["vectors"]])
         self.agent = create_agent(FakeChatModel(), [], middleware=[self.middleware])
-        self.retriever = self.vectors.as_retriever()
         self.source = langgraph_source(uri)
+        self.records = vector_records_source(uri)
 
     def all(self) -> dict[str, Any]:
         """By name, with what the factories make."""
@@ -151,12 +154,12 @@ class Everything:
             "list": lambda: self.histories.list_sessions("u1"),
             "keys": lambda: self.keys.mget(["a"]),
             "akeys": lambda: asyncio.run(self.keys.amset([("a", {})])),
-            "search": lambda: self.vectors.similarity_search("hi"),
-            "asearch": lambda: asyncio.run(self.vectors.asimilarity_search("hi")),
-            "retrieve": lambda: self.retriever.invoke("hi"),
+            "search": lambda: self.memories["vectors"]("s1", "u1").search("hi"),
+            "asearch": lambda: asyncio.run(self.memories["vectors"]("s1", "u1").asearch("hi")),
             "composed": lambda: self.composed("s1", "u1").load("hi"),
             "remember": lambda: self.memories["vectors"]("s1", "u1").save(TURN),
-            "purge": lambda: purge_user("u1", self.histories, self.keys, self.vectors),
+            "purge": lambda: purge_user("u1", self.histories, self.keys, self.memories["vectors"]),
+            "migrate": lambda: migrate(self.records, SQLiteChatMessageHistory.factory(":memory:"), progress=False),
             "chain": lambda: self.chain.invoke("hi", config),
             "achain": lambda: asyncio.run(self.chain.ainvoke("hi", config)),
             "agent": lambda: self.agent.invoke(asked, config),
@@ -222,7 +225,7 @@ def test_connection_strings_that_are_none(name: str) -> None:
         lambda uri: MongoDBChatMessageHistory(uri, "s1", layout="qa", user_id="u1", timeout=0.1).messages,
         lambda uri: asyncio.run(MongoDBChatMessageHistory(uri, "s1", timeout=0.1).aget_messages()),
         lambda uri: MongoDBKeyValueStore(uri, timeout=0.1).mget(["a"]),
-        lambda uri: MongoDBVectorStore(uri, EMBEDDING, timeout=0.1).similarity_search("a"),
+        lambda uri: vector_memory(MongoDBChatMessageHistory.factory(uri, timeout=0.1)).search("a"),
     ]
 
     def tried(make: Callable[[str], Any]) -> str:
@@ -245,7 +248,6 @@ def test_connection_strings_for_files(tmp_path: Path, monkeypatch: pytest.Monkey
         lambda uri: SQLiteChatMessageHistory(uri, "s1"),
         SQLiteChatMessageHistory.factory,
         SQLiteKeyValueStore,
-        lambda uri: SQLiteVectorStore(uri, EMBEDDING),
         lambda uri: export_history(target, uri),
         lambda uri: import_history(target, uri),
         langchain_file_source,
@@ -257,9 +259,10 @@ def test_connection_strings_for_files(tmp_path: Path, monkeypatch: pytest.Monkey
                 make(uri)
             clean(told_by(raised.value))
     for uri in others:
-        with pytest.raises(ConfigurationError, match="a file was expected") as raised:
-            langgraph_source(uri)
-        clean(told_by(raised.value))
+        for source in (langgraph_source, vector_records_source):
+            with pytest.raises(ConfigurationError, match="a file was expected") as raised:
+                source(uri)
+            clean(told_by(raised.value))
     assert list(tmp_path.iterdir()) == []
     SQLiteChatMessageHistory(tmp_path / "a:b", "s1").add_messages(TURN)  # a name with a colon is one
 

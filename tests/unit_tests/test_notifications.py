@@ -24,7 +24,6 @@ from langchain_memkit import (
     KeyValueMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_conversational_rag_chain,
@@ -87,24 +86,19 @@ def test_history_keeps_its_place(histories: Any, call: Call) -> None:
     assert call(history, "last_questions", 5) == ["Harrison lives in Oslo."]
 
 
-def test_vector_memory_does_not_quote_it(path: Path, call: Call) -> None:
-    """It is neither recalled as the user's nor found, with real embeddings."""
-    with VectorMemory.factory(SQLiteVectorStore(path, WordLlamaEmbeddings())) as memories:
-        call(memories("s1", "u1"), "save", TALK)
+@pytest.mark.parametrize("saved", [False, True], ids=["stored", "saved"])
+def test_vector_memory_does_not_quote_it(tmp_path: Path, histories: Any, call: Call, saved: bool) -> None:
+    """It is neither recalled as the user's nor found, from the history or as the memory was told of it."""
+    own = SQLiteChatMessageHistory.factory(tmp_path / "own.db") if saved else histories
+    with VectorMemory.factory(own, WordLlamaEmbeddings()) as memories:
+        if saved:
+            call(memories("s1", "u1"), "save", TALK)
         loaded = call(memories("s2", "u1"), "load", "Who sailed to Lisbon with a parrot?")
         assert not any("Lisbon" in str(message.content) for message in loaded)
         found = "\n".join(str(m.content) for m in call(memories("s2", "u1"), "load", "Where does Harrison live?"))
         assert "Harrison lives in Oslo." in found
         assert "Dagobert" not in found
-
-
-def test_vector_memory_rebuilds_without_it(path: Path, histories: Any, call: Call) -> None:
-    """Nor is it when the memory is built from the history."""
-    store = SQLiteVectorStore(path, WordLlamaEmbeddings())
-    with VectorMemory.factory(store, get_session_history=histories) as memories:
-        memory = memories("s1", "u1")
-        call(memory, "rebuild", histories("s1", "u1"))
-        hits = call(memory, "search", "Harrison Oslo Lisbon parrot", k=5)
+        hits = call(memories("s1", "u1"), "search", "Harrison Oslo Lisbon parrot", k=5)
         assert any("Oslo" in hit.text for hit in hits)
         assert not any("Lisbon" in hit.text for hit in hits)
 

@@ -32,10 +32,8 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_conversational_rag_chain,
     create_runnable_with_message_history,
@@ -52,6 +50,7 @@ from langchain_memkit.migrate import (
     langchain_sql_source,
     langgraph_source,
     migrate,
+    vector_records_source,
 )
 from langchain_memkit.testing import FakeChatModel
 
@@ -115,6 +114,11 @@ def provoke(told_by: Callable[[BaseException], str], caplog: pytest.LogCaptureFi
     assert [secret for secret in secrets if secret in logged] == [], logged
 
 
+def remember(histories: Any) -> VectorMemory:
+    """A vector memory of a user."""
+    return VectorMemory(histories, EMBEDDING, "s1", user_id="u1")
+
+
 def doors(uri: str) -> list[Callable[[], Any]]:
     """What an app makes of an address, and its first use of it."""
     return [
@@ -122,7 +126,7 @@ def doors(uri: str) -> list[Callable[[], Any]]:
         lambda: MongoDBChatMessageHistory.factory(uri, timeout=0.1)("s1", "u1").messages,
         lambda: MongoDBChatMessageHistory(uri, "s1", layout="qa", user_id="u1", timeout=0.1).aget_messages(),
         lambda: MongoDBKeyValueStore(uri, timeout=0.1).mset([("a", {"said": SAID})]),
-        lambda: MongoDBVectorStore(uri, EMBEDDING, timeout=0.1).similarity_search(SAID),
+        lambda: remember(MongoDBChatMessageHistory.factory(uri, timeout=0.1)).search(SAID),
         lambda: migrate(langgraph_source(uri), SQLiteChatMessageHistory.factory(":memory:"), progress=False),
     ]
 
@@ -158,7 +162,7 @@ def test_addresses_where_a_file_is_expected(password: str, provoke: Provoke) -> 
             lambda uri=uri: SQLiteChatMessageHistory(uri, "s1"),  # type: ignore[misc]  # bound now
             lambda uri=uri: SQLiteChatMessageHistory.factory(uri),  # type: ignore[misc]  # as above
             lambda uri=uri: SQLiteKeyValueStore(uri),  # type: ignore[misc]  # as above
-            lambda uri=uri: SQLiteVectorStore(uri, EMBEDDING),  # type: ignore[misc]  # as above
+            lambda uri=uri: migrate(vector_records_source(uri), memory, progress=False),  # type: ignore[misc]  # as above
             lambda uri=uri: export_history(memory, uri),  # type: ignore[misc]  # as above
             lambda uri=uri: import_history(memory, uri),  # type: ignore[misc]  # as above
             lambda uri=uri: langchain_file_source(uri),  # type: ignore[misc]  # as above
@@ -203,7 +207,6 @@ def refusing(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     for file in (path, damaged):
         SQLiteChatMessageHistory(file, "s1", user_id="u1").add_messages([HumanMessage("hello"), AIMessage("yes")])
         SQLiteKeyValueStore(file).mset([("k", {"a": 1})])
-        SQLiteVectorStore(file, EMBEDDING).add_texts(["hello"])
     with sqlite3.connect(path) as connection:
         tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         for (table,) in connection.execute(tables).fetchall():
@@ -216,9 +219,9 @@ def refusing(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     connection.close()
     histories = SQLiteChatMessageHistory.factory(path)
     strict = SQLiteChatMessageHistory.factory(damaged, on_corrupt="raise")
-    keys, vectors = SQLiteKeyValueStore(path), SQLiteVectorStore(path, EMBEDDING)
+    keys, memory = SQLiteKeyValueStore(path), remember(histories)
     chat = create_runnable_with_message_history(MODEL, histories)
-    memories = [VectorMemory.factory(vectors)]
+    memories = [VectorMemory.factory(histories, EMBEDDING)]
     remembering = create_runnable_with_message_history(
         MODEL, SQLiteChatMessageHistory.factory(":memory:"), memories=memories
     )
@@ -234,8 +237,8 @@ def refusing(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "title", lambda: histories.update_session("s1", "u1", title=SAID)
     yield "keys", lambda: keys.mset([("k", {"said": SAID})])
     yield "akeys", lambda: keys.amset([("k", {"said": SAID})])
-    yield "vectors", lambda: vectors.add_texts([SAID])
-    yield "avectors", lambda: vectors.aadd_texts([SAID])
+    yield "vectors", lambda: memory.save(TURN)
+    yield "avectors", lambda: memory.asave(TURN)
     yield "chain", lambda: chat.invoke(text, CONFIG)
     yield "achain", lambda: chat.ainvoke(text, CONFIG)
     yield "stream", lambda: list(chat.stream(text, CONFIG))
@@ -340,7 +343,7 @@ for name in sys.argv[2:]:
     except ImportError as error:
         print(name, error, repr(error), repr(error.__cause__))
 """
-    names = ["MongoDBChatMessageHistory", "MongoDBKeyValueStore", "SQLiteVectorStore", "EntityMemory", "VectorMemory"]
+    names = ["MongoDBChatMessageHistory", "MongoDBKeyValueStore", "WordLlamaEmbeddings", "EntityMemory", "VectorMemory"]
     (uri, *_) = addresses(PASSWORDS[0])
     done = subprocess.run([sys.executable, "-c", code, uri, *names], capture_output=True, text=True, check=False)
     assert done.stdout.count("needs an extra: pip install") == 2 * len(names), done.stderr

@@ -29,7 +29,6 @@ from langchain_memkit import (
     PreferenceMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_conversational_rag_chain,
@@ -56,10 +55,9 @@ ON_TUESDAY = "What did I do on Tuesday?"
 
 
 @pytest.fixture
-def vectors(tmp_path: Path) -> Iterator[SQLiteVectorStore]:
-    """A store of records."""
-    with SQLiteVectorStore(tmp_path / "memory.db", WordLlamaEmbeddings()) as store:
-        yield store
+def vectors(tmp_path: Path) -> Path:
+    """The file of the turns that vector memories recall."""
+    return tmp_path / "memory.db"
 
 
 @pytest.fixture(params=["invoke", "ainvoke", "stream", "astream"])
@@ -83,9 +81,11 @@ def of_user(memories: Any, *texts: str, user_id: str = "u1", at: datetime = MORN
     clock.tick(ASKED.timestamp() - clock().timestamp())
 
 
-def vector_memories(store: SQLiteVectorStore, **options: Any) -> Any:
-    """Vector memories whose clock stands still."""
-    return VectorMemory.factory(store, now=FrozenClock(), **options)
+def vector_memories(path: Path, clock: Any = None, **options: Any) -> Any:
+    """Vector memories whose clock, which their histories have as well, stands still."""
+    clock = clock or FrozenClock()
+    histories = SQLiteChatMessageHistory.factory(path, now=clock)
+    return VectorMemory.factory(histories, WordLlamaEmbeddings(), now=clock, **options)
 
 
 def config(user_id: str = "u1") -> Any:
@@ -98,7 +98,7 @@ def notes_of(messages: list[BaseMessage]) -> list[str]:
     return [str(message.text) for message in messages if is_note(message)]
 
 
-def test_a_day_is_quoted_as_the_user_lived_it(vectors: SQLiteVectorStore, run: Styles) -> None:
+def test_a_day_is_quoted_as_the_user_lived_it(vectors: Path, run: Styles) -> None:
     """What was said on a Tuesday morning in Sydney is quoted as said on that day, and the note says whose days."""
     memories, model = vector_memories(vectors), FakeChatModel()
     of_user(memories, FENCE)
@@ -115,7 +115,7 @@ def test_a_day_is_quoted_as_the_user_lived_it(vectors: SQLiteVectorStore, run: S
     assert trace.recalled[0].date == MORNING
 
 
-def test_without_a_zone_the_note_says_utc(vectors: SQLiteVectorStore, run: Styles) -> None:
+def test_without_a_zone_the_note_says_utc(vectors: Path, run: Styles) -> None:
     """Without an option days are those of UTC, and the note says so."""
     memories, model = vector_memories(vectors), FakeChatModel()
     of_user(memories, FENCE)
@@ -126,7 +126,7 @@ def test_without_a_zone_the_note_says_utc(vectors: SQLiteVectorStore, run: Style
     assert "- 2026-03-02:" in note
 
 
-def test_a_question_means_the_days_of_the_user(vectors: SQLiteVectorStore, run: Styles) -> None:
+def test_a_question_means_the_days_of_the_user(vectors: Path, run: Styles) -> None:
     """Who asks what happened on Tuesday is shown first what happened on their Tuesday."""
     memories, model = vector_memories(vectors, k=1), FakeChatModel()
     said(memories("older", "u1"), *OLD, at=MORNING - timedelta(days=40))
@@ -152,13 +152,13 @@ def test_a_question_means_the_days_of_the_user(vectors: SQLiteVectorStore, run: 
     ],
 )
 @pytest.mark.parametrize("zone", [SYDNEY, ANGELES, UTC])
-def test_both_ends_of_a_day(vectors: SQLiteVectorStore, question: str, at: datetime, zone: tzinfo) -> None:
+def test_both_ends_of_a_day(vectors: Path, question: str, at: datetime, zone: tzinfo) -> None:
     """Half an hour inside a day that a question names belongs to it, half an hour outside does not, in any zone."""
     at = at.replace(tzinfo=zone)
     outside = at + timedelta(hours=-1 if at.hour == 0 else 1)
     asked = datetime(2026, 3, 6, 12, tzinfo=zone)
     clock = FrozenClock(at.astimezone(UTC))
-    memory = VectorMemory(vectors, "s1", user_id="u1", now=clock, timezone=zone)
+    memory = vector_memories(vectors, clock, timezone=zone)("s1", "u1")
     for when, text in ((at, FENCE), (outside, GATE)):
         clock.tick(when.timestamp() - clock().timestamp())
         memory.save([HumanMessage(text), AIMessage("All right.")])
@@ -167,7 +167,7 @@ def test_both_ends_of_a_day(vectors: SQLiteVectorStore, question: str, at: datet
     assert parts[f"human: {FENCE}"] > parts.get(f"human: {GATE}", 0)
 
 
-def test_two_users_of_one_app(vectors: SQLiteVectorStore, run: Styles) -> None:
+def test_two_users_of_one_app(vectors: Path, run: Styles) -> None:
     """A function of the user id gives each user their own days; nobody's are another's, and None is UTC."""
     zones = {"sydney": "Australia/Sydney", "angeles": ANGELES}
     asked: list[str] = []
@@ -246,7 +246,7 @@ def wrong_type(user_id: str) -> Any:
 @pytest.mark.parametrize("function", [raising, misspelt, wrong_type])
 @pytest.mark.parametrize("where", ["chain", "memory"])
 def test_a_function_that_fails_costs_no_answer(
-    vectors: SQLiteVectorStore, run: Styles, logged: pytest.LogCaptureFixture, where: str, function: Any
+    vectors: Path, run: Styles, logged: pytest.LogCaptureFixture, where: str, function: Any
 ) -> None:
     """The days are those of UTC then, and it is logged once, without a word of the user."""
     own, of_chain = (function, None) if where == "memory" else (None, function)
@@ -266,7 +266,7 @@ def test_a_function_that_fails_costs_no_answer(
     assert "profile" not in said_once
 
 
-def test_an_agent_asks_once_a_turn(vectors: SQLiteVectorStore, tmp_path: Path, run: Styles) -> None:
+def test_an_agent_asks_once_a_turn(vectors: Path, tmp_path: Path, run: Styles) -> None:
     """However many tools of memkit a run calls, the user's zone is asked for once, and `recall` quotes in it."""
     asked: list[str] = []
 
@@ -325,7 +325,7 @@ def test_a_retry_with_less_asks_no_second_time() -> None:
     assert asked == ["u1"]
 
 
-def test_a_memory_has_its_own_zone(vectors: SQLiteVectorStore) -> None:
+def test_a_memory_has_its_own_zone(vectors: Path) -> None:
     """A memory's own zone wins over that of the chain, UTC too; without either it is UTC."""
     memories = vector_memories(vectors)
     of_user(memories, FENCE)
@@ -338,7 +338,7 @@ def test_a_memory_has_its_own_zone(vectors: SQLiteVectorStore) -> None:
         ("UTC", "2026-03-02", "UTC"),
         (UTC, "2026-03-02", "UTC"),
     ):
-        memory = VectorMemory(vectors, "s9", user_id="u1", now=lambda: ASKED, timezone=own)
+        memory = vector_memories(vectors, lambda: ASKED, timezone=own)("s9", "u1")
         [note] = ComposedMemory(RetrieverMemory(RunnableLambda(lambda _: [])), memory).load(asked)
         assert f"- {day}:" in note.text
         assert f"Dates are in {name}." in note.text
@@ -365,7 +365,7 @@ def test_every_memory_that_quotes_days() -> None:
     assert str(preferences("s1", "u1").preferences()[0].at.date()) == "2026-03-03"
 
 
-def test_hits_have_the_days_of_the_memory(vectors: SQLiteVectorStore) -> None:
+def test_hits_have_the_days_of_the_memory(vectors: Path) -> None:
     """What a search lists is dated in the memory's zone; the moment is the same."""
     memories = vector_memories(vectors, timezone="Australia/Sydney")
     of_user(memories, FENCE)
@@ -375,7 +375,7 @@ def test_hits_have_the_days_of_the_memory(vectors: SQLiteVectorStore) -> None:
     assert "<td>2026-03-03</td>" in found._repr_html_()
 
 
-def test_records_shown_before_are_quoted_in_another_zone(vectors: SQLiteVectorStore) -> None:
+def test_records_shown_before_are_quoted_in_another_zone(vectors: Path) -> None:
     """What was made of a record for one zone is not shown to who asks from another."""
     memories = vector_memories(vectors)
     of_user(memories, FENCE)
@@ -543,11 +543,11 @@ def test_zones_of_pytz_are_taken_by_their_name() -> None:
     ],
 )
 @pytest.mark.parametrize("door", ["chain", "memory"])
-def test_values_that_are_refused(vectors: SQLiteVectorStore, door: str, wrong: Any, told: str) -> None:
+def test_values_that_are_refused(vectors: Path, door: str, wrong: Any, told: str) -> None:
     """When the chain or the factory is made, with a suggestion where there is one."""
     histories = SQLiteChatMessageHistory.factory(":memory:")
     doors: dict[str, Callable[[], object]] = {
-        "memory": lambda: VectorMemory.factory(vectors, timezone=wrong),
+        "memory": lambda: vector_memories(vectors, timezone=wrong),
         "chain": lambda: create_runnable_with_message_history(FakeChatModel(), histories, timezone=wrong),
     }
     with pytest.raises(ConfigurationError, match=told):

@@ -20,11 +20,9 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_conversational_rag_chain,
     create_history_preprocessor,
@@ -46,7 +44,6 @@ RAG: Any = create_conversational_rag_chain
 EMBEDDING = DeterministicFakeEmbedding(size=8)
 RETRIEVER = InMemoryVectorStore(EMBEDDING).as_retriever()
 PATH = Path("chat.db")
-VECTORS = SQLiteVectorStore(":memory:", EMBEDDING)
 
 
 class Foreign:
@@ -86,11 +83,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a path": (lambda: MongoDBChatMessageHistory("chat.db", "s1"), "as in mongodb://localhost:27017, .*SQLiteChatMess"),
     "a path, factory": (lambda: MongoDBChatMessageHistory.factory(PATH), "a PosixPath does not. For a file use SQLite"),  # type: ignore[arg-type]
     "a path, keys": (lambda: MongoDBKeyValueStore(":memory:"), "For a file use .*SQLiteKeyValueStore"),
-    "a path, vectors": (lambda: MongoDBVectorStore("chat.db", EMBEDDING), "For a file use .*SQLiteVectorStore"),
+    "a path, memory": (
+        lambda: VectorMemory.factory("chat.db", EMBEDDING),  # type: ignore[arg-type]
+        r"histories, as in VectorMemory\.factory\(SQLiteChatMessageHistory\.factory\(.*, embedding\), not str",
+    ),
     "a bare host": (lambda: MongoDBKeyValueStore("clownfish:hunter2@h1:27017"), "must begin with mongodb:// or"),
     "a URI": (lambda: SQLiteChatMessageHistory(URI, "s1"), "begins with 'mongodb:'; the classes .* begin with MongoDB"),
     "a URI, keys": (lambda: SQLiteKeyValueStore(URI), "the classes for a server begin with MongoDB"),
-    "a URI, vectors": (lambda: SQLiteVectorStore(URI, EMBEDDING), "the classes for a server begin with MongoDB"),
+    "a URI, memory": (
+        lambda: VectorMemory(URI, EMBEDDING, "s1", user_id="u1"),  # type: ignore[arg-type]
+        "must be a factory of our histories, .*, not str",
+    ),
     "a class without ids": (
         lambda: create_runnable_with_message_history(MODEL, InMemoryChatMessageHistory),
         r"InMemoryChatMessageHistory, which takes no session_id .* give lambda session_id: sessions\.setdefault\(",
@@ -275,15 +278,6 @@ async def test_one_message_is_no_list(style: str) -> None:
     assert history.messages == []
 
 
-def test_a_misspelt_argument_of_a_search() -> None:
-    """It is named as it was written, with the one that was meant; nothing private is named."""
-    store = SQLiteVectorStore(":memory:", EMBEDDING)
-    with pytest.raises(TypeError, match=r"^no such argument: filtr; did you mean 'filter'\?$"):
-        store.similarity_search("a", filtr={"user_id": "u1"})
-    with pytest.raises(TypeError, match=r"^no such argument: fetch$"):
-        store.similarity_search_by_vector(EMBEDDING.embed_query("a"), fetch=5)
-
-
 async def test_a_forgotten_return() -> None:
     """A get_session_history that returns nothing is told so, plain and async, in chains and agents."""
 
@@ -311,7 +305,7 @@ RETURNED: dict[str, tuple[Callable[[str], Any], str]] = {
     "a factory": (lambda session_id: HISTORIES, "returned a HistoryFactory, which .* call it, or give it as it is"),
     "a class": (lambda session_id: InMemoryChatMessageHistory, "returned the class InMemoryChatMessageHistory.* call"),
     "a memory": (
-        lambda session_id: VectorMemory(VECTORS, session_id, user_id="u1"),
+        lambda session_id: VectorMemory(HISTORIES, EMBEDDING, session_id, user_id="u1"),
         "returned a VectorMemory, which .*memories=",
     ),
 }

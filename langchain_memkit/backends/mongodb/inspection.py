@@ -19,10 +19,10 @@ from langchain_memkit.backends.mongodb.commands import CODEC, missing_indexes, t
 from langchain_memkit.backends.mongodb.failures import driver_errors
 from langchain_memkit.backends.mongodb.key_value import between
 from langchain_memkit.backends.mongodb.layouts import qa_index_models
-from langchain_memkit.backends.sqlite.inspection import OldRecord
 from langchain_memkit.base import user_prefix
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.stores.key_value import range_of
+from langchain_memkit.stores.old_records import OldRecord
 
 SAMPLE = 20  # documents read from either end of a collection
 BY_FIELDS = {

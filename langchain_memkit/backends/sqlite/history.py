@@ -696,6 +696,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         """Erase what a vector memory of version 0.1 or 0.2 kept: else a migration would bring it back."""
         if connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'vectors'").fetchone():
             connection.execute(f"DELETE FROM vectors WHERE {where}", given)
+            connection.execute(f"DELETE FROM vector_generations WHERE {where}", given)
 
 
 class SQLiteOptions(HistoryOptions, total=False):

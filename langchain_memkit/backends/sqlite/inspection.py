@@ -16,6 +16,7 @@ from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, expl
 from langchain_memkit.backends.sqlite.history import checksum_of
 from langchain_memkit.base import check_path
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
+from langchain_memkit.stores.old_records import OldRecord
 
 MOST_PROBLEMS = 10
 SECONDS = 5.0  # to wait for another process
@@ -74,18 +75,6 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
         counts = {table: connection.execute(query).fetchone()[0] for table, query in queries.items()}
     modes = {file: stat.S_IMODE(Path(file).stat().st_mode) for file in (name, f"{name}-wal") if Path(file).exists()}
     return FileFacts(counts, version, len(MIGRATIONS), problems, modes)
-
-
-class OldRecord(NamedTuple):
-    """A record that a vector memory of version 0.1 or 0.2 kept: a round of a conversation, or a part of a long one."""
-
-    user_id: str
-    session_id: str
-    round_id: str
-    created_at: object
-    expires_at: datetime | None
-    text: object
-    metadata: object
 
 
 def count_old_records(path: str | os.PathLike[str], user_id: str) -> int:

@@ -60,7 +60,7 @@ class VectorMemory(DerivedMemory):
     there, and `forget_messages` hides the turns that hold the messages.
 
     Give it the factory of histories that the chain has. Where the chain's history is of another package, give it one of
-    its own, in which it then keeps the turns that it is told of.
+    its own, in which it then keeps the turns that it is told of, with the `ttl` of that one.
 
     Args:
         histories: `SQLiteChatMessageHistory.factory(path)` or `MongoDBChatMessageHistory.factory(uri)`.
@@ -79,8 +79,8 @@ class VectorMemory(DerivedMemory):
             number is given. `search` has no floor.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
             300 characters, cut at sentences.
-        max_records: How many records are held per user at most; beyond that the oldest that were never recalled are
-            left out. None for all.
+        max_records: How many records are held per user at most; beyond that those that were neither said nor recalled
+            for the longest time are left out. None for all.
         ttl: Seconds after which a record is recalled no more, though its turn stays.
         importance: A function, plain or async, from a text to its importance, 1 to 10; for example
             `create_model_importance(llm)`. Called once for each record; default `plain_importance` if the ranking
@@ -355,12 +355,16 @@ class VectorMemory(DerivedMemory):
             await self._complete_later()
             return
         history = self._core.log.histories(self._session, self._user)
-        given = await self._unsaved(history, messages)
+        given = [message for message in messages if not is_note(message)]
+        count = len(given)
+        view = await Step(lambda: history.view(max_messages=count), lambda: history.aview(max_messages=count))
+        # What is erased from now on is not to come back; if there was a load, from then on.
+        epoch, since = self._began or (view.epoch, view.read_at)
+        self._began = None
+        given = await self._unsaved(history, given, view.messages)
         if not given:
             return
         turn_id = getattr(messages, "turn_id", None)
-        epoch, since = self._began or (None, None)
-        self._began = None
         options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
         options["index"] = {VECTORS: await self._core.log.derive(self._user, given)}
         try:
@@ -370,16 +374,13 @@ class VectorMemory(DerivedMemory):
             return
         await self._complete_later()
 
-    async def _unsaved(self, history: Any, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return those of the messages that its own history does not have yet, as their ids or their texts tell."""
-        given = [message for message in messages if not is_note(message)]
+    async def _unsaved(self, history: Any, given: list[BaseMessage], last: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return those of the messages that its own history does not have yet, as their ids or the last texts tell."""
         ids = [message.id for message in given if message.id]
-        if ids:
-            known = await stored_ids(history, ids)
-            return [message for message in given if message.id not in known]
-        count = len(given)
-        last = await Step(lambda: history.tail(max_messages=count), lambda: history.atail(max_messages=count))
-        return [] if same_messages(last, given) else given
+        if not ids:
+            return [] if same_messages(last, given) else given
+        known = await stored_ids(history, ids)
+        return [message for message in given if message.id not in known]
 
     async def _complete_later(self) -> None:
         """Make what was not stored with a turn, since a server has to be asked for it."""

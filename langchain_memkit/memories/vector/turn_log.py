@@ -45,6 +45,7 @@ PROBE = "The quick brown fox jumps over the lazy dog."
 CACHE_BYTES = 96 * 2**20
 UNDATED = datetime.min.replace(tzinfo=UTC)
 MANY = 50  # rows that are held without a thread
+AGAIN = 5  # looks, where turns go while it is looked at them
 SHORT = 2000  # characters that are split and stemmed without one
 TEXT_BYTES = 3000  # of a record in process, besides its index
 
@@ -119,16 +120,16 @@ class UserRecords:
         return _newest_first(held for held in self.rows.values() if held.unrated)
 
     def evict(self, most: int | None) -> None:
-        """Drop the records above a number, first those that were never recalled, the oldest first."""
+        """Drop the records above a number: those that were neither said nor recalled for the longest time."""
         spare = 0 if most is None else len(self.index) - most
         if spare <= 0:
             return
 
-        def rank(entry: IndexRecord) -> tuple[bool, datetime]:
-            at = self.recalled.get(self.stored[entry.id].place)
-            return at is not None, at or entry.at or UNDATED
+        def last_use(entry: IndexRecord) -> datetime:
+            recalled = self.recalled.get(self.stored[entry.id].place)
+            return max(entry.at or UNDATED, recalled or UNDATED)
 
-        gone = [entry.id for entry in sorted(self.index.entries, key=rank)[:spare]]
+        gone = [entry.id for entry in sorted(self.index.entries, key=last_use)[:spare]]
         self.index.remove(gone)
         for name in gone:
             self.stored.pop(name, None)
@@ -266,7 +267,7 @@ class TurnLog:
         size = sum(len(str(message.content)) for message in messages)
         index = await cpu_bound(lambda: turn_index.derive(messages, self._splitter), long=size > SHORT)
         if self._embeds_at_once:
-            await self._embed(user_id, [index])
+            await self._try_to_embed(user_id, [index])
         if self._rates_at_once:
             await self._rate(index.records)
         return turn_index.encode(index)
@@ -295,8 +296,10 @@ class TurnLog:
         except BaseException:
             self.forget(user_id)  # what it was told of is not held: the next look begins anew
             raise
-        if await self._complete(user_id, held, self._lazy if most is None else most):
-            # Turns were erased while this one looked: what else was erased with them is not to be shown alone.
+        for _ in range(AGAIN):
+            if not await self._complete(user_id, held, self._lazy if most is None else most):
+                break
+            # Turns went while this one looked: what went with them is not shown alone, and what came for them is.
             await self._step(lambda: catch_up(self.store, user_id, held.log, names, self._now()))
             await cpu_bound(partial(self._take, held), long=held.log.unread > MANY)
         await self._rate_later(user_id, held, rates)

@@ -10,15 +10,20 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
 from pymongo import MongoClient
 
-from gatekit.systems import Place
-from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
+from gatekit.systems import SYSTEMS, Place
+from langchain_memkit import VectorMemory, WordLlamaEmbeddings
+from langchain_memkit.base import Turn
+from langchain_memkit.migrate import migrate
+from langchain_memkit.migrate.sources import Conversation, ConversationSource
 
 SESSION = 100  # rounds
 QUESTION = "Where did I put the violin that my sister gave me in the winter?"
@@ -32,24 +37,27 @@ WORDS = TEXT.split()
 
 
 @contextmanager
-def memories_of(place: Place) -> Iterator[Any]:
-    """Vector memories over a store of their own clients."""
-    embedding = WordLlamaEmbeddings()
-    store: Any = (
-        SQLiteVectorStore(place.uri, embedding)
-        if place.kind == "sqlite"
-        else MongoDBVectorStore(place.uri, embedding, place.database)
-    )
-    with store:
-        yield VectorMemory.factory(store)
+def memories_of(place: Place) -> Iterator[tuple[Any, Any]]:
+    """Histories of their own clients, and vector memories over them."""
+    with SYSTEMS["memkit"]().histories(place) as histories:
+        yield histories, VectorMemory.factory(histories, WordLlamaEmbeddings())
 
 
 def fill(place: Place, user: str, rounds: int) -> None:
-    """So many rounds of a user, in sessions of a hundred; one holds what will be asked."""
-    with memories_of(place) as memories:
-        for begin in range(0, rounds, SESSION):
-            said = [message for i in range(begin, begin + SESSION) for message in _round(i, rounds)]
-            memories(f"s{begin}", user).save(said)
+    """So many rounds of a user, each a turn with its index, in sessions of a hundred; one holds what will be asked."""
+    with memories_of(place) as (histories, memories):
+        migrate(ConversationSource(partial(_conversations, user, rounds)), histories, progress=False)
+        assert memories("now", user).index(progress=False) == rounds
+
+
+def _conversations(user: str, rounds: int) -> Generator[Conversation, None, None]:
+    for begin in range(0, rounds, SESSION):
+        yield Conversation(f"s{begin}", user, partial(_turns, begin, rounds))
+
+
+def _turns(begin: int, rounds: int) -> Iterator[Turn]:
+    for i in range(begin, begin + SESSION):
+        yield Turn(0, 0, f"turn:{i}", datetime.now(UTC), _round(i, rounds), tokens=[])
 
 
 def _round(i: int, rounds: int) -> list[Any]:
@@ -60,13 +68,14 @@ def _round(i: int, rounds: int) -> list[Any]:
 
 
 def bare_read(place: Place, user: str) -> int:
-    """All records of the user as the driver gives them, over a new connection: how many."""
+    """All turns of the user with their indexes as the driver gives them, over a new connection: how many."""
     if place.kind == "sqlite":
+        query = "SELECT * FROM turns JOIN turn_indexes USING (user_id, session_id, seq) WHERE user_id = ?"
         with closing(sqlite3.connect(place.uri)) as file:
-            return len(file.execute("SELECT * FROM vectors WHERE user_id = ?", (user,)).fetchall())
+            return len(file.execute(query, (user,)).fetchall())
     client: MongoClient[dict[str, Any]]
     with MongoClient(place.uri) as client:
-        return len(client[place.database]["vectors"].find({"user_id": user}).to_list())
+        return len(client[place.database]["message_store"].find({"user_id": user}).to_list())
 
 
 def measured(place: Place, user: str) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def measured(place: Place, user: str) -> dict[str, Any]:
         started = time.process_time()
         records = bare_read(place, user)
         bare.append(time.process_time() - started)
-    with memories_of(place) as memories:
+    with memories_of(place) as (_, memories):
         started = time.process_time()
         notes = memories("now", user).load(QUESTION)
         first = time.process_time() - started

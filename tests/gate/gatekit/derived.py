@@ -21,14 +21,13 @@ from langchain_memkit import (
     KeyValueMemory,
     Memory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
 )
 from langchain_memkit.base import Mention, utc_now
+from langchain_memkit.memories.vector import turn_index
 from langchain_memkit.messages.notes import is_note, records_of
 
 NAMES = re.compile(r"\b(?:Nemo|Dory|Coral)\b")
@@ -81,19 +80,19 @@ class Embedder(WordLlamaEmbeddings):
 
 
 class App:
-    """Histories with summaries, entities, vectors and entries by title, all in one place.
+    """Histories with summaries, entities, recall and entries by title, all in one place.
 
     Args:
         system: What makes histories and chains.
         place: Where everything is kept.
-        asks: Whether entities and vectors look into the transcript for what they recall.
-        now: A clock, for the histories.
+        asks: Whether entities look into the transcript for what they recall.
+        now: A clock, for the histories and what is recalled of them.
         options: Time limits of a server.
 
     Attributes:
         at: What is done, once, when a turn comes to a moment: "summary", "model", "told first" (its memories are going
-            to be told of it), "names" (that are looked for), "embedding", "told last".
-        parts: What `purge_user` takes.
+            to be told of it), "names" (that are looked for), "embedding" (before it is stored), "told last".
+        parts: What `purge_user` takes; what is recalled goes with the histories.
         shown: What the model was given last, by thread.
     """
 
@@ -102,15 +101,13 @@ class App:
         embedding = Embedder(lambda: self._reached("embedding"))
         if place.kind == "sqlite":
             self.store: Any = SQLiteKeyValueStore(place.uri)
-            self.records: Any = SQLiteVectorStore(place.uri, embedding)
         else:
             self.store = MongoDBKeyValueStore(place.uri, place.database, **options)
-            self.records = MongoDBVectorStore(place.uri, embedding, place.database, **options)
         self.shown: dict[int, list[BaseMessage]] = {}
         self.histories = system.histories(place, now=now, **options)
-        asked: Any = {"get_session_history": self.histories if asks else None, "max_tokens": 6000}
-        self.entities = EntityMemory.factory(self._names, self.store, **asked)
-        self.vectors = VectorMemory.factory(self.records, **asked)
+        asked: Any = self.histories if asks else None
+        self.entities = EntityMemory.factory(self._names, self.store, get_session_history=asked, max_tokens=6000)
+        self.vectors = VectorMemory.factory(self.histories, embedding, max_tokens=6000, now=now)
         self.books = KeyValueMemory.factory(self.store)
         self.summaries = create_history_preprocessor(
             RunnableLambda(self._digest),
@@ -123,7 +120,7 @@ class App:
         memories = [first, self.books, self.entities, self.vectors, last]
         model = RunnableLambda(self._answer)
         self.chain = system.chain(model, self.histories, preprocessor=self.summaries, memories=memories)
-        self.parts = [self.histories, self.entities, self.vectors, self.books, self.summaries]
+        self.parts = [self.histories, self.entities, self.books, self.summaries]
 
     def _reached(self, moment: str) -> None:
         self.at.pop(moment, lambda: None)()
@@ -164,9 +161,10 @@ class App:
         return notes, [(hit.text, round(hit.score, 6)) for asked in QUESTIONS for hit in memory.search(asked)]
 
     def rebuild(self, user: str) -> dict[str, int]:
-        """Brings entities and vectors in line with the transcripts; how many records that changed."""
-        done = [part.rebuild(self.histories, user, progress=False) for part in (self.entities, self.vectors)]
-        return {name: sum(counts[name] for counts in done) for name in ("added", "removed")}
+        """Brings entities in line with the transcripts, and indexes turns; how much that changed."""
+        done = self.entities.rebuild(self.histories, user, progress=False)
+        indexed = self.vectors(ELSEWHERE, user).index(progress=False)
+        return {"added": done["added"] + indexed, "removed": done["removed"]}
 
 
 class Undisturbed:
@@ -232,20 +230,34 @@ def in_order(turns: int) -> list[str]:
 
 
 def rows(place: Place) -> dict[str, list[str]]:
-    """Every row or document of every table or collection, as text."""
+    """Every row or document of every table or collection, as text; indexes of turns as the texts that they hold."""
     if place.kind != "sqlite":
         with MongoClient(place.uri) as client:
             database = client[place.database]
-            return {name: [str(row) for row in database[name].find()] for name in database.list_collection_names()}
+            return {name: [_shown(row) for row in database[name].find()] for name in database.list_collection_names()}
     with closing(sqlite3.connect(place.uri)) as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: [str(row) for row in connection.execute(f'SELECT * FROM "{name}"')] for name in tables}
+        return {name: [_shown(row) for row in connection.execute(f'SELECT * FROM "{name}"')] for name in tables}
 
 
-def found_in(place: Place, text: str) -> list[tuple[str, bytes]]:
+def _shown(row: Any) -> str:
+    """A row as text, with the texts of an index, which are compressed in it."""
+    values = [*row.values(), *row.get("index", {}).values()] if isinstance(row, dict) else row
+    made = [turn_index.decode(value) for value in values if isinstance(value, bytes)]
+    return str((row, [record.text for index in made if index for record in index.records]))
+
+
+def indexes_of(place: Place, user: str) -> list[bytes]:
+    """A piece of the middle of each index of a user's turns in a file, as it stands there."""
+    with closing(sqlite3.connect(place.uri)) as connection:
+        found = connection.execute("SELECT made FROM turn_indexes WHERE user_id = ? AND name = 'vectors'", (user,))
+        return [data[len(data) // 2 :][:60] for (data,) in found]
+
+
+def found_in(place: Place, text: str | bytes) -> list[tuple[str, bytes]]:
     """Where a text stands in the files of a database, whatever SQLite says: name of the file, and what is around it."""
-    found = []
+    found, wanted = [], re.escape(text.encode() if isinstance(text, str) else text)
     for file in Path(place.uri).parent.iterdir():
         data = file.read_bytes()
-        found += [(file.name, data[max(m.start() - 99, 0) : m.end() + 9]) for m in re.finditer(text.encode(), data)]
+        found += [(file.name, data[max(m.start() - 99, 0) : m.end() + 9]) for m in re.finditer(wanted, data)]
     return found

@@ -21,13 +21,7 @@ from langchain_core.runnables import RunnableGenerator
 
 from gatekit.floor import bare_turns
 from gatekit.systems import SYSTEMS, Place, config, split_turns
-from langchain_memkit import (
-    MongoDBVectorStore,
-    SQLiteVectorStore,
-    VectorMemory,
-    WordLlamaEmbeddings,
-    create_trim_preprocessor,
-)
+from langchain_memkit import VectorMemory, WordLlamaEmbeddings, create_trim_preprocessor
 from langchain_memkit.messages.notes import is_note
 
 SESSIONS, USERS = 200, 20
@@ -42,14 +36,9 @@ class Load:
     """The conversations, what they should hold, and what was measured."""
 
     def __init__(self, place: Place) -> None:
-        system, embedding = SYSTEMS["memkit"](), WordLlamaEmbeddings()
-        self.store: Any = (
-            SQLiteVectorStore(place.uri, embedding)
-            if place.kind == "sqlite"
-            else MongoDBVectorStore(place.uri, embedding, place.database)
-        )
+        system = SYSTEMS["memkit"]()
         self.histories: Any = system.histories(place)
-        self.memories = VectorMemory.factory(self.store, max_tokens=200)
+        self.memories = VectorMemory.factory(self.histories, WordLlamaEmbeddings(), max_tokens=200)
         self.chain = system.chain(
             RunnableGenerator(_never, self._answer),
             self.histories,
@@ -97,7 +86,7 @@ class Load:
             listed = {info.session_id: info.turns for info in await self.histories.alist_sessions(user)}
             self._expect(session, "the list", [listed.get(session, 0)], [len(said) // 2])
         elif kind == "clear":
-            await asyncio.gather(history.aclear(), memory.aclear())
+            await memory.aclear()
             self.said[session] = []
         else:
             await (self._stream if kind == "astream" else self.chain.ainvoke)(question, config(session, user))
@@ -179,7 +168,6 @@ async def _measured(place: Place, warm: float, seconds: float) -> dict[str, Any]
     bare += await bare_turns(place, SESSIONS, FLOOR)
     turns = load.seconds["ainvoke"] + load.seconds["astream"]
     lost, split = await load.read_back()
-    await load.store.aclose()
     await load.histories.aclose()
     return {
         "errors": load.errors,

@@ -291,8 +291,12 @@ class Family:
             return []
         end = each.ended if certain and each.ended is not None else math.inf
 
+        is_refused = certain and bool(each.error) and not each.guarded
+        only_looks = each.kind == "read" or is_refused
+
         def step(session: str, part: str = "", began: float = each.began) -> Step:
-            return Step(Moment(each, session, part, self._is_excused(each), self._flagged(each)), began, end, certain)
+            moment = Moment(each, session, part, self._is_excused(each), self._flagged(each))
+            return Step(moment, began, end, certain, only_looks)
 
         if each.kind == "purge":
             twice = [name for name in self.names if self._is_erased_twice(name, each)]

@@ -19,12 +19,15 @@ class Step:
     Attributes:
         what: For the model.
         is_certain: Whether it is known to have happened; else it happened once, at any time after its begin, or never.
+        only_looks: Whether it never changes the state. Then it is taken as soon as it can happen: what can come after
+            it can come so, too, and no order with it later explains more.
     """
 
     what: Any
     began: float
     ended: float
     is_certain: bool = True
+    only_looks: bool = False
 
 
 @dataclass
@@ -71,9 +74,12 @@ def explain(
             return Explanation(True, True, state)
         if must.bit_count() < shortest:
             shortest, furthest = must.bit_count(), (state, left)
+        able = _able(order, latest, left)
+        looks = (i for i in able if order[i].only_looks and order[i].is_certain)
+        first = next((i for i in looks if any(after(state, order[i]))), None)
         # What is tried first is pushed last: what ended first, of those what began first, and what is not certain only
         # if nothing else helps.
-        for i in sorted(_able(order, latest, left), key=lambda i: (latest[i], i), reverse=True):
+        for i in sorted(able, key=lambda i: (latest[i], i), reverse=True) if first is None else [first]:
             for following in ((state, left & ~(1 << i)) for state in after(state, order[i])):
                 if following not in seen:
                     seen.add(following)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gatekit.floor import LAST, Turn, bare_turn, turns_for
 from gatekit.load import end_with_the_reader
 from gatekit.systems import SYSTEMS, Place, config, echo
-from langchain_memkit import MongoDBVectorStore, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
+from langchain_memkit import VectorMemory, WordLlamaEmbeddings
 
 SESSIONS = USERS = 50  # each user is in one conversation
 SLICES, SECONDS = 3, 1.0  # of each system
@@ -78,14 +78,8 @@ async def _plain(place: Place) -> AsyncIterator[Turn]:
 
 @asynccontextmanager
 async def _recalling(place: Place) -> AsyncIterator[Turn]:
-    embedding = WordLlamaEmbeddings()
-    store: Any = (
-        SQLiteVectorStore(place.uri, embedding)
-        if place.kind == "sqlite"
-        else MongoDBVectorStore(place.uri, embedding, place.database)
-    )
-    async with SYSTEMS["memkit"]().histories(place, size=2 * LAST) as histories, store:
-        memories = [VectorMemory.factory(store, max_tokens=200)]
+    async with SYSTEMS["memkit"]().histories(place, size=2 * LAST) as histories:
+        memories = [VectorMemory.factory(histories, WordLlamaEmbeddings(), max_tokens=200)]
         yield _turn_of(SYSTEMS["memkit"]().chain(echo, histories, memories=memories), "recalling")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,10 +24,8 @@ from langchain_memkit import (
     KeyValueMemory,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -107,29 +106,26 @@ class World:
             return SQLiteKeyValueStore(self.file)
         return MongoDBKeyValueStore(self.uri, self.database)
 
-    def vectors(self) -> Any:
-        """A store of records."""
-        embedding = DeterministicFakeEmbedding(size=8)
-        if self.kind == "sqlite":
-            return SQLiteVectorStore(self.file, embedding)
-        return MongoDBVectorStore(self.uri, embedding, self.database)
+    def vectors(self, histories: Any) -> Any:
+        """Memories of what is in histories."""
+        return VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8))
 
     def chain(self, given: list[Any], model: Any = None) -> Any:
         """Everything at once, around a prompt with a template and a model, or a function that notes its input."""
-        store = self.key_values()
+        store, histories = self.key_values(), self.histories()
         prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("chat_history"), ("human", "{input}")])
         summary = RunnableLambda(lambda _: AIMessage(f"Nemo said {self.bombs}"))
         summarizing = create_history_preprocessor(summary, max_tokens=2000, keep=("tokens", 500), store=store)
         return create_runnable_with_message_history(
             prompt | (model or RunnableLambda(lambda value: given.append(value) or AIMessage("I see."))),
-            self.histories(),
+            histories,
             input_messages_key="input",
             history_messages_key="chat_history",
             preprocessor=summarizing,
             memories=[
                 KeyValueMemory.factory(store),
                 EntityMemory.factory(find_nemo, store),
-                VectorMemory.factory(self.vectors()),
+                self.vectors(histories),
             ],
         )
 
@@ -211,10 +207,23 @@ def spoiled(value: Any, n: int, bombs: list[Any]) -> Any:
     return {**value, "bombs": bombs} | ({chosen: bombs[n % len(bombs)]} if chosen else {})
 
 
+def spoiled_index(made: bytes, n: int, bombs: list[Any]) -> bytes:
+    """An index of a turn with a bomb in the place of the n-th value of each of its records, or of its head."""
+    end = 5 + int.from_bytes(made[1:5], "big")
+    version, sketch, records = json.loads(zlib.decompress(made[5:end]))
+    for record in records:
+        record[n % len(record)] = bombs[n // len(record) % len(bombs)]
+    head = [version, sketch, records]
+    if n % 5 == 4:
+        head[n % len(head)] = bombs[n % len(bombs)]
+    packed = zlib.compress(json.dumps(head).encode())
+    return made[:1] + len(packed).to_bytes(4, "big") + packed + made[end:]
+
+
 SPOILED = {
     "turns": ["messages", "tokens", "token_counter", "created_at"],
     "key_values": ["value"],
-    "vectors": ["facts", "text", "metadata"],
+    "turn_indexes": ["made"],
 }
 
 
@@ -226,16 +235,17 @@ def _spoil_file(world: World) -> None:
                 for n, (row, stored) in enumerate(rows):
                     if column == "messages" and n in FULL:
                         data: Any = [*json.loads(stored), *_messages(world.bombs), *world.bombs]
-                    elif column in ("text", "created_at", "token_counter"):
+                    elif column == "made":
+                        data = spoiled_index(stored, n, world.bombs)
+                    elif column in ("created_at", "token_counter"):
                         data = world.bombs[n % len(world.bombs)] if n % 3 == 0 else stored
                     else:
                         data = spoiled(json.loads(stored), n // 2, world.bombs) if n % 2 else json.loads(stored)
-                    text = data if isinstance(data, str) else json.dumps(data)
+                    text = data if isinstance(data, (str, bytes)) else json.dumps(data)
                     connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (text, row))
 
 
-KEPT = ["_id", "user_id", "session_id", "seq", "epoch", "base", "kind", "v", "generation", "stamp", "vector", "probe"]
-KEPT += ["last"]
+KEPT = ["_id", "user_id", "session_id", "seq", "epoch", "base", "kind", "v"]
 FULL = [2, 3, 12, 13]  # turns that hold every message of `_messages`
 
 
@@ -243,11 +253,13 @@ def _spoil_database(world: World) -> None:
     bombs = world.bombs
     with MongoClient(world.uri) as client:
         database = client[world.database]
-        for name in ("message_store", "key_value", "vectors"):
+        for name in ("message_store", "key_value"):
             for n, document in enumerate(database[name].find({"session_id": {"$ne": "fields"}})):
                 if n % 2:
                     free = {k: v for k, v in document.items() if k not in KEPT}
                     changed = {k: spoiled(v, n // 2, bombs) for k, v in free.items()} | {"bombs": bombs}
+                    for k, made in free.get("index", {}).items():
+                        changed["index"][k] = spoiled_index(made, n // 2, bombs)
                     if any(free.values()) and (name != "key_value" or n % 8 == 7):
                         changed[[*free][n // 2 % len(free)]] = bombs[n % len(bombs)]
                     database[name].update_one({"_id": document["_id"]}, {"$set": changed})

@@ -249,11 +249,11 @@ class Worker:
         user, session = where
         if not user or self.recalls is None:
             return
-        log: Any = self.recalls._core.store
+        log: Any = self.recalls._core.log
         with self._noted("read", where) as note:
             held = drive(log.look(user))
             entries = [entry for entry in held.index.entries if entry.session == session]
-            found = [(entry.position, held.stored[entry.id].document.page_content) for entry in entries]
+            found = [(entry.position, held.stored[entry.id].record.text) for entry in entries]
             said = [(line.partition(": ")[2], at // ROOM) for at, text in sorted(found) for line in text.split("\n")]
             note["seen"] = [(text, seq) for text, seq in said if not text.startswith("re: ")]
             note["half"] = split_turns([text for text, _ in said])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gatekit.stored_code import CANARY, SECRET, TRAP, World, find_nemo
 from gatekit.systems import config
-from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteChatMessageHistory, VectorMemory, explain_turn
+from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteChatMessageHistory, explain_turn
 from langchain_memkit.errors import MemkitError
 from langchain_memkit.migrate import (
     export_history,
@@ -57,10 +57,10 @@ class Outcome(NamedTuple):
 
 def readings(world: World) -> dict[str, Callable[[], Any]]:
     """Every public way to read what is stored."""
-    store, vectors = world.key_values(), world.vectors()
+    store, vectors = world.key_values(), world.vectors(world.histories())
     entries = KeyValueMemory.factory(store)("s1", "u1")
     entities = EntityMemory.factory(find_nemo, store)("s2", "u1")
-    remembered = VectorMemory.factory(vectors)("s2", "u1")
+    remembered = vectors("s2", "u1")
     checkpoints = {"database_name": world.database} if world.kind == "mongodb" else {}
     where = world.uri if world.kind == "mongodb" else world.folder / "checkpoints.db"
     found: dict[str, Callable[[], Any]] = {
@@ -69,7 +69,8 @@ def readings(world: World) -> dict[str, Callable[[], Any]]:
         "entries": lambda: (entries.titles(), entries.match(DIARIES), entries.load(DIARIES)),
         "entities": lambda: (entities.entities(), entities.load("Who is Nemo?"), asyncio.run(entities.aload("Nemo"))),
         "records": lambda: (remembered.load("Nemo says"), asyncio.run(remembered.aload("Nemo"))),
-        "vectors": lambda: vectors.similarity_search("Nemo says", k=30, filter={"user_id": "u1"}),
+        "hits": lambda: (remembered.search("Nemo says", k=30), asyncio.run(remembered.asearch("Nemo", k=30))),
+        "indexes": lambda: world.vectors(world.histories())("s1", "u1").index(progress=False),
         "chain": lambda: (given := [], world.chain(given).invoke(AGO, config("s1", "u1"))),
         "async chain": lambda: (given := [], asyncio.run(world.chain(given).ainvoke(AGO, config("s1", "u1")))),
         "explain": lambda: (

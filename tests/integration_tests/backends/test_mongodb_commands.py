@@ -17,7 +17,6 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
@@ -180,57 +179,58 @@ def test_first_turns(standalone: Any, database: str, profile: Profile, run: Any)
     assert profile.count(lambda: run(chain, ["hello"], CONFIG)) == {"find": 1, "insert": 1}
 
 
-def test_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
-    """In a session that is going on a turn is one read and one write more, of two documents: record and session."""
+def recalling(standalone: Any, database: str, model: Any) -> tuple[Any, Any]:
+    """A chain with a vector memory over its own histories, and the memories."""
     histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
-    store = MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database)
-    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[VectorMemory.factory(store)])
+    memories = VectorMemory.factory(histories, WordLlamaEmbeddings())
+    return create_runnable_with_message_history(model, histories, memories=[memories]), memories
+
+
+def records_of(memories: Any) -> int:
+    """How many records a memory holds of the user."""
+    return len(drive(memories._core.log.look("u1")).index)
+
+
+def test_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
+    """In a session that is going on a turn is one read more, of what changed; the turn is written with its index."""
+    chain, memories = recalling(standalone, database, FakeChatModel())
     run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
-    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG), "vectors") == {"aggregate": 10, "update": 20}
-    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 10, "insert": 10}
-    assert len(drive(store.records.index("u1"))) == 22
+    assert profile.count(lambda: run(chain, QUESTIONS, CONFIG)) == {"find": 20, "insert": 10}
+    assert profile.count(lambda: records_of(memories)) == {"find": 1}
+    assert records_of(memories) == 12
 
 
 def test_turns_with_a_vector_memory_of_two_processes(
     standalone: Any, database: str, profile: Profile, run: Any
 ) -> None:
     """What another process adds to other sessions of the user comes with the same read."""
-    stores = [MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database) for _ in range(2)]
     models = [FakeChatModel(), FakeChatModel()]
-    chains = [
-        create_runnable_with_message_history(
-            model, MongoDBChatMessageHistory.factory(standalone.uri, database), memories=[VectorMemory.factory(store)]
-        )
-        for model, store in zip(models, stores, strict=True)
-    ]
+    made = [recalling(standalone, database, model) for model in models]
     configs: list[Any] = [{"configurable": {"session_id": f"s{n}", "user_id": "u1"}} for n in range(2)]
 
     def in_turns(words: list[str]) -> None:
         for word in words:
-            for chain, config in zip(chains, configs, strict=True):
+            for (chain, _), config in zip(made, configs, strict=True):
                 run(chain, [f"The {word} of session {config['configurable']['session_id']} is here."], config)
 
     in_turns(["parrot", "lantern"])
-    found = profile.count(lambda: in_turns(["bicycle", "saddle", "candle"]), "vectors")
-    run(chains[1], ["Where is the candle?"], configs[1])
+    found = profile.count(lambda: in_turns(["bicycle", "saddle", "candle"]))
+    run(made[1][0], ["Where is the candle?"], configs[1])
     shown = models[1].calls[-1][-2].text
     assert "The candle of session s0 is here." in shown
-    assert [len(drive(store.records.index("u1"))) for store in stores] == [11, 11]
-    assert found == {"aggregate": 6, "update": 12}
+    assert [records_of(memories) for _, memories in made] == [11, 11]
+    assert found == {"find": 12, "insert": 6}
 
 
 def test_first_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
-    """The first turn of a session looks for it, and begins it; a greeting recalls nothing, and looks once as well."""
-    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
-    store = MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database)
-    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[VectorMemory.factory(store)])
+    """The first turn of a session is one read more, and two of any memory; a greeting is one, though it recalls nothing."""
+    chain, _ = recalling(standalone, database, FakeChatModel())
     run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
     other: Any = {"configurable": {"session_id": "s2", "user_id": "u1"}}
-    first = profile.count(lambda: run(chain, ["Who feeds the cat?"], other), "vectors")
-    assert first == {"aggregate": 1, "find": 1, "findAndModify": 1, "update": 2}
-    greeted = profile.count(lambda: run(chain, ["Hello!"], other), "vectors")
-    # an async turn reads beside the history, before it is known that nothing is recalled
-    assert greeted in ({"find": 1, "update": 2}, {"aggregate": 1, "update": 2})
+    first = profile.count(lambda: run(chain, ["Who feeds the cat?"], other))
+    assert first == {"find": 4 + 3, "update": 1, "insert": 1}
+    # it is read beside the history, before it is known that nothing is recalled
+    assert profile.count(lambda: run(chain, ["Hello!"], other)) == {"find": 2, "insert": 1}
 
 
 def test_others_have_written_meanwhile(standalone: Any, database: str, profile: Profile) -> None:

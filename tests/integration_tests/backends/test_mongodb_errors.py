@@ -12,7 +12,6 @@ from uuid import uuid4
 import pytest
 from bson.code import Code
 from bson.errors import InvalidDocument, InvalidStringData
-from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from pymongo import MongoClient, errors
@@ -21,7 +20,6 @@ from langchain_memkit import (
     EntityMemory,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     VectorMemory,
     create_runnable_with_message_history,
     explain_turn,
@@ -79,8 +77,9 @@ def writes(uri: str, name: str, **options: Any) -> dict[str, Callable[[], Any]]:
         user = {} if layout == "langchain" else {"user_id": "u1"}
         return MongoDBChatMessageHistory(uri, "s1", name, layout=layout, **user, **options)  # type: ignore[arg-type]  # a layout
 
-    keys, vectors = MongoDBKeyValueStore(uri, name, **options), MongoDBVectorStore(uri, EMBEDDING, name, **options)
+    keys = MongoDBKeyValueStore(uri, name, **options)
     histories = MongoDBChatMessageHistory.factory(uri, name, **options)
+    vectors = VectorMemory(histories, EMBEDDING, "s1", user_id="u1")
     chat = create_runnable_with_message_history(FakeChatModel(), histories)
     made: dict[str, Callable[[], Any]] = {}
     for layout in ("turns", "langchain", "qa"):
@@ -95,8 +94,8 @@ def writes(uri: str, name: str, **options: Any) -> dict[str, Callable[[], Any]]:
         "aimport": lambda: history().aadd_messages(many),
         "keys": lambda: keys.mset([("k", {"said": SAID})]),
         "akeys": lambda: keys.amset([("k", {"said": SAID})]),
-        "vectors": lambda: vectors.add_documents([Document(SAID, metadata={"said": SAID})]),
-        "avectors": lambda: vectors.aadd_documents([Document(SAID, metadata={"said": SAID})]),
+        "vectors": lambda: vectors.save(TURN),
+        "avectors": lambda: vectors.asave(TURN),
         "chain": lambda: chat.invoke(SAID, CONFIG),
         "achain": lambda: chat.ainvoke(SAID, CONFIG),
         "stream": lambda: list(chat.stream(SAID, CONFIG)),
@@ -106,7 +105,8 @@ def writes(uri: str, name: str, **options: Any) -> dict[str, Callable[[], Any]]:
 def reads(uri: str, name: str, **options: Any) -> dict[str, Callable[[], Any]]:
     """Every way to read."""
     history = MongoDBChatMessageHistory(uri, "s1", name, user_id="u1", **options)
-    keys, vectors = MongoDBKeyValueStore(uri, name, **options), MongoDBVectorStore(uri, EMBEDDING, name, **options)
+    keys, histories = (of(uri, name, **options) for of in (MongoDBKeyValueStore, MongoDBChatMessageHistory.factory))
+    vectors = VectorMemory(histories, EMBEDDING, "s1", user_id="u1")
     return {
         "messages": lambda: history.messages,
         "amessages": lambda: history.aget_messages(),
@@ -114,8 +114,8 @@ def reads(uri: str, name: str, **options: Any) -> dict[str, Callable[[], Any]]:
         "sessions": lambda: MongoDBChatMessageHistory.factory(uri, name, **options).list_sessions("u1"),
         "keys": lambda: keys.mget(["k"]),
         "akeys": lambda: keys.amget(["k"]),
-        "vectors": lambda: vectors.similarity_search(SAID),
-        "avectors": lambda: vectors.asimilarity_search(SAID),
+        "vectors": lambda: vectors.search(SAID),
+        "avectors": lambda: vectors.asearch(SAID),
     }
 
 
@@ -134,7 +134,7 @@ def test_validator(standalone: Any, database: str, rule: str, failed: Failed) ->
             if rule != "never" and how not in ("append", "akeys", "vectors"):
                 continue
             client.drop_database(database)
-            for name in ("message_store", "key_value", "vectors"):
+            for name in ("message_store", "key_value"):
                 client[database].create_collection(name, validator=REFUSALS[rule])
             error = failed(call)
             assert isinstance(error, HistoryWriteError), how
@@ -164,7 +164,8 @@ def test_too_large(standalone: Any, database: str, failed: Failed) -> None:
         history = MongoDBChatMessageHistory(uri, "s1", database, layout=layout, **user)  # type: ignore[arg-type]  # a layout
         failed(lambda: history.add_messages([HumanMessage(large), AIMessage("ok")]))  # noqa: B023  # called at once
     failed(lambda: MongoDBKeyValueStore(uri, database).mset([("k", {"said": large})]))
-    failed(lambda: MongoDBVectorStore(uri, EMBEDDING, database).add_texts([large]))
+    memory = VectorMemory(MongoDBChatMessageHistory.factory(uri, database), EMBEDDING, "s1", user_id="u1")
+    failed(lambda: memory.save([HumanMessage(large), AIMessage("ok")]))
     with MongoClient[dict[str, Any]](uri) as client:
         client.drop_database(database)
 
@@ -195,11 +196,11 @@ def test_memories_of_a_chain(standalone: Any, database: str, failed: Failed) -> 
     """The turn is stored and a memory is refused: its error is the driver's, without the text."""
     uri = standalone.uri
     with MongoClient[dict[str, Any]](uri) as client:
-        for name in ("key_value", "vectors"):
+        for name in ("key_value", "recalled"):
             client[database].create_collection(name, validator=REFUSALS["never"])
-        histories = MongoDBChatMessageHistory.factory(uri, database)
+        histories, own = (MongoDBChatMessageHistory.factory(uri, database, n) for n in ("message_store", "recalled"))
         keys = EntityMemory.factory(lambda text: [Mention("secret", "X", 3, 9)], MongoDBKeyValueStore(uri, database))
-        for memory in (keys, VectorMemory.factory(MongoDBVectorStore(uri, EMBEDDING, database))):
+        for memory in (keys, VectorMemory.factory(own, EMBEDDING)):
             chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memory])
             failed(lambda: chat.invoke(f"I say: {SAID}.", CONFIG))  # noqa: B023  # called at once
             failed(lambda: chat.ainvoke(f"I say: {SAID}.", CONFIG))  # noqa: B023  # as above

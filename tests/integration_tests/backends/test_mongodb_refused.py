@@ -14,8 +14,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_memkit import (
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteChatMessageHistory,
+    VectorMemory,
 )
 from langchain_memkit.errors import MemkitError
 from langchain_memkit.migrate import langgraph_source, migrate
@@ -33,13 +33,18 @@ def guarded_server(root_of_guarded_server: Any) -> str:
     return f"{host}:{port}"
 
 
+def memory_of(uri: str, *database: str, **options: Any) -> VectorMemory:
+    """A vector memory over histories there."""
+    return VectorMemory(MongoDBChatMessageHistory.factory(uri, *database, **options), EMBEDDING, "s1", user_id="u1")
+
+
 DOORS: dict[str, Callable[[str], Any]] = {
     "write": lambda uri: MongoDBChatMessageHistory(uri, "s1", "chats").add_messages(TURN),
     "awrite": lambda uri: asyncio.run(MongoDBChatMessageHistory(uri, "s1", "chats").aadd_messages(TURN)),
     "clear": lambda uri: MongoDBChatMessageHistory(uri, "s1", "chats").clear(),
     "setup": lambda uri: MongoDBChatMessageHistory.factory(uri, "chats").setup(),
     "keys": lambda uri: MongoDBKeyValueStore(uri, "chats").mset([("a", {"b": 1})]),
-    "vectors": lambda uri: MongoDBVectorStore(uri, EMBEDDING, "chats").add_texts(["a"]),
+    "vectors": lambda uri: memory_of(uri, "chats").save(TURN),
 }
 READERS: dict[str, Callable[[str], Any]] = {
     "read": lambda uri: MongoDBChatMessageHistory(uri, "s1", "chats").messages,
@@ -84,8 +89,8 @@ VERBS: dict[str, Callable[[str], Any]] = {
     "setup": lambda uri: MongoDBChatMessageHistory.factory(uri, timeout=0.5).setup(),
     "mget": lambda uri: MongoDBKeyValueStore(uri, timeout=0.5).mget(["k"]),
     "amset": lambda uri: asyncio.run(MongoDBKeyValueStore(uri, timeout=0.5).amset([("k", {})])),
-    "search": lambda uri: MongoDBVectorStore(uri, EMBEDDING, timeout=0.5).similarity_search("a"),
-    "aadd": lambda uri: asyncio.run(MongoDBVectorStore(uri, EMBEDDING, timeout=0.5).aadd_texts(["a"])),
+    "search": lambda uri: memory_of(uri, timeout=0.5).search("a"),
+    "asave": lambda uri: asyncio.run(memory_of(uri, timeout=0.5).asave(TURN)),
 }
 
 

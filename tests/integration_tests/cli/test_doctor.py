@@ -45,9 +45,8 @@ def test_all_is_well(memkit: Memkit, full: str, standalone: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "index", "code"),
-    [("message_store", "memkit_seq", 1), ("message_store", "memkit_ttl", 0), ("chats", "memkit_qa_op", 0),
-     ("vectors", "memkit_stamps", 0)],
-)  # fmt: skip
+    [("message_store", "memkit_seq", 1), ("message_store", "memkit_ttl", 0), ("chats", "memkit_qa_op", 0)],
+)
 def test_missing_indexes(
     memkit: Memkit, full: str, client: Any, standalone: Any, name: str, index: str, code: int
 ) -> None:

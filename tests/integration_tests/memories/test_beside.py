@@ -20,7 +20,6 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_runnable_with_message_history,
@@ -38,7 +37,10 @@ def extract(text: str) -> list[Mention]:
 
 
 class Meeting(CommandListener):
-    """Holds a read of the history back until a memory reads as well: in a turn that reads one by one that never is."""
+    """Holds a read of the history back until a memory reads as well: in a turn that reads one by one that never is.
+
+    A history reads the rows of its session, a vector memory those of all sessions of its user.
+    """
 
     def __init__(self) -> None:
         self.begun, self.met, self.missed = Event(), 0, 0
@@ -46,10 +48,10 @@ class Meeting(CommandListener):
 
     def started(self, event: Any) -> None:
         """Wait in the read of the history; tell it of those of memories."""
-        collection = event.command.get(event.command_name)
         if event.command_name not in ("find", "aggregate"):
             return
-        if collection != "turns":
+        of_session = "session_id" in event.command.get("filter", {})
+        if event.command.get(event.command_name) != "turns" or not of_session:
             self.begun.set()
         elif self.waits:
             met = self.begun.wait(60)
@@ -82,13 +84,12 @@ def client(standalone: Any, meeting: Meeting) -> Iterator[MongoClient[Any]]:
 
 
 @pytest.fixture(params=["vector", "entity", "composed"])
-def memories(request: pytest.FixtureRequest, client: MongoClient[Any], database: str) -> Any:
+def memories(request: pytest.FixtureRequest, client: MongoClient[Any], database: str, histories: Any) -> Any:
     """A factory of memories that know something of the user."""
-    store: Any = MongoDBVectorStore(None, WordLlamaEmbeddings(), database, client=client)
     values = MongoDBKeyValueStore(None, database, client=client)
     entities = EntityMemory.factory(extract, values)
     made: Any = {
-        "vector": VectorMemory.factory(store),
+        "vector": VectorMemory.factory(histories, WordLlamaEmbeddings()),
         "entity": entities,
         "composed": ComposedMemory.factory(KeyValueMemory.factory(values), entities),
     }[request.param]

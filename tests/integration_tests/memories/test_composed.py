@@ -15,7 +15,6 @@ from langchain_memkit import (
     KeyValueMemory,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
@@ -57,16 +56,14 @@ class TestOnMongoDB(HostileTexts):
 class TestWithVectorsOnMongoDB(HostileTexts):
     @pytest.fixture
     def make_memory(self, standalone: Any, database: str) -> Iterator[Any]:
-        """Dialogues and vectors in one database."""
-        with (
-            MongoDBChatMessageHistory.factory(standalone.uri, database_name=database) as histories,
-            MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database) as store,
-        ):
+        """Dialogues, and what is recalled of them."""
+        with MongoDBChatMessageHistory.factory(standalone.uri, database_name=database) as histories:
+            embedding = WordLlamaEmbeddings()
 
             def make(session_id: str, user_id: str | None = None, **options: Any) -> ComposedMemory:
                 return ComposedMemory(
                     ChatHistoryMemory(histories(session_id, user_id), **options),
-                    VectorMemory(store, session_id, user_id=user_id, max_tokens=20_000, **options),
+                    VectorMemory(histories, embedding, session_id, user_id=user_id, max_tokens=20_000, **options),
                 )
 
             yield make
@@ -140,13 +137,10 @@ def test_in_a_chain_on_the_same_histories(parts: tuple[Any, Any]) -> None:
 def test_a_tool_is_not_asked_twice(standalone: Any, database: str) -> None:
     """The results of tools in an earlier conversation, in the words of LlamaIndex's notebook."""
     call = {"name": "mystery", "args": {"a": 5, "b": 6}, "id": "c1", "type": "tool_call"}
-    with (
-        MongoDBChatMessageHistory.factory(standalone.uri, database_name=database) as histories,
-        MongoDBVectorStore(standalone.uri, WordLlamaEmbeddings(), database) as store,
-    ):
+    with MongoDBChatMessageHistory.factory(standalone.uri, database_name=database) as histories:
         memories = ComposedMemory.factory(
             ChatHistoryMemory.factory(histories),
-            VectorMemory.factory(store),
+            VectorMemory.factory(histories, WordLlamaEmbeddings()),
             position="system",
             template=llama_index_template,
         )
@@ -167,5 +161,5 @@ def test_a_tool_is_not_asked_twice(standalone: Any, database: str) -> None:
         )
         assert memories("s1", "u1").load(again) == memories("s1", "u1").primary.load()
         assert memories("s1", "u2").load(again) == []
-        assert memories.purge("u1") == {"sessions": 1, "turns": 1, "records": 1}
+        assert memories.purge("u1") == {"sessions": 1, "turns": 1}
         assert memories("s2", "u1").load(again) == []

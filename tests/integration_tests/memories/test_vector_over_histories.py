@@ -17,6 +17,7 @@ from langchain_memkit import (
     create_runnable_with_message_history,
     session,
 )
+from langchain_memkit.errors import HistoryReadError, HistoryWriteError
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.testing import FakeChatModel
 from testkit.memories import RecallCases
@@ -30,6 +31,24 @@ class TestMongoDB(RecallCases):
     def open_histories(self, standalone: Any, database: str) -> Any:
         """Histories in a collection."""
         return lambda now: MongoDBChatMessageHistory.factory(standalone.uri, database, now=now)
+
+
+@pytest.mark.parametrize("ids", [(None, None), ("m1", "m2")], ids=["without ids", "with ids"])
+async def test_a_server_that_is_down(ids: Any) -> None:
+    """A load fails as a read and a save as a write that stored nothing, in both styles; no credentials in the text."""
+    histories = MongoDBChatMessageHistory.factory("mongodb://bob:secret@127.0.0.1:1", timeout=0.5)
+    memory = VectorMemory(histories, WordLlamaEmbeddings(), "s1", user_id="u1")
+    turn = [HumanMessage("My cat is called Nemo.", id=ids[0]), AIMessage("Cute!", id=ids[1])]
+    with pytest.raises(HistoryReadError) as read:
+        memory.load("Who is Nemo?")
+    with pytest.raises(HistoryReadError):
+        await memory.aload("Who is Nemo?")
+    with pytest.raises(HistoryWriteError) as write:
+        memory.save(turn)
+    with pytest.raises(HistoryWriteError) as awrite:
+        await memory.asave(turn)
+    assert [error.value.maybe_stored for error in (write, awrite)] == [False, False]
+    assert not any("secret" in str(error.value) for error in (read, write, awrite))
 
 
 @pytest.fixture

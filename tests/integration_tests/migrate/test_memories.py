@@ -103,5 +103,5 @@ def test_what_cannot_move_is_said(histories: Any) -> None:
     wrong: Any = SQLiteChatMessageHistory
     with pytest.raises(ConfigurationError, match=r"X\.factory\(\.\.\.\), not the class SQLiteChatMessageHistory"):
         migrate(langchain_memory_source({"s1": []}), wrong)
-    with pytest.raises(ConfigurationError, match=r"langchain_memory_source .*not the class SQLiteChatMessageHistory"):
+    with pytest.raises(ConfigurationError, match=r"langchain_memory_source, .*not the class SQLiteChatMessageHistory"):
         migrate(wrong, histories)

@@ -1,4 +1,4 @@
-"""What langchain-classic and langchain-core do with stores, done with ours: caches, docstores, indexes."""
+"""What langchain-classic does with stores, done with ours: caches, docstores."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 from langchain_classic.embeddings import CacheBackedEmbeddings
-from langchain_classic.indexes import SQLRecordManager
 from langchain_classic.retrievers import ParentDocumentRetriever
 from langchain_classic.storage import create_kv_docstore
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langchain_core.indexing import aindex, index
+from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_text_splitters import CharacterTextSplitter
 from langgraph.store.memory import InMemoryStore
 
 from langchain_memkit import (
     LangGraphKeyValueStore,
     MongoDBKeyValueStore,
-    MongoDBVectorStore,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
 )
 
 EMBEDDING = DeterministicFakeEmbedding(size=16)
@@ -42,18 +39,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     else:
         server, database = request.getfixturevalue("standalone"), request.getfixturevalue("database")
         made = MongoDBKeyValueStore(server.uri, database)
-    with made:
-        yield made
-
-
-@pytest.fixture(params=["sqlite", "mongodb"])
-def vectors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """A vector store of each backend."""
-    if request.param == "sqlite":
-        made: Any = SQLiteVectorStore(tmp_path / "chat.db", EMBEDDING)
-    else:
-        server, database = request.getfixturevalue("standalone"), request.getfixturevalue("database")
-        made = MongoDBVectorStore(server.uri, EMBEDDING, database)
     with made:
         yield made
 
@@ -107,8 +92,9 @@ def test_kv_docstore(store: Any, style: str) -> None:
 
 @pytest.mark.parametrize("kept", ["docstore", "byte_store"])
 @pytest.mark.parametrize("style", ["sync", "async"])
-def test_parent_documents(store: Any, vectors: Any, kept: str, style: str) -> None:
-    """`ParentDocumentRetriever` finds pieces in our vector store and returns whole documents from our store."""
+def test_parent_documents(store: Any, kept: str, style: str) -> None:
+    """`ParentDocumentRetriever` finds pieces in a vector store and returns whole documents from our store."""
+    vectors = InMemoryVectorStore(EMBEDDING)
     splitter = CharacterTextSplitter(separator=" ", chunk_size=40, chunk_overlap=0)
     retriever = ParentDocumentRetriever(vectorstore=vectors, child_splitter=splitter, **{kept: store})
     if style == "async":
@@ -120,32 +106,3 @@ def test_parent_documents(store: Any, vectors: Any, kept: str, style: str) -> No
     assert found[0] == DOCUMENTS[1]
     kinds = {type(value) for value in store.mget(list(store.yield_keys()))}
     assert kinds == ({Document} if kept == "docstore" else {bytes})
-
-
-@pytest.mark.parametrize("style", ["sync", "async"])
-def test_index_with_records_in_sql(vectors: Any, tmp_path: Path, style: str) -> None:
-    """`index` and `aindex` with a record manager on disk: new documents come, unchanged ones stay, old ones go."""
-    url = f"sqlite+aiosqlite:///{tmp_path}/records.db" if style == "async" else f"sqlite:///{tmp_path}/records.db"
-    records = SQLRecordManager("documents", db_url=url, async_mode=style == "async")
-
-    async def arun(documents: list[Document]) -> Any:
-        await records.acreate_schema()
-        options: Any = {"cleanup": "full", "key_encoder": "sha256"}
-        try:
-            return await aindex(documents, records, vectors, **options)
-        finally:
-            await records.engine.dispose()  # type: ignore[misc]  # an async engine
-
-    def run(documents: list[Document]) -> Any:
-        if style == "async":
-            return asyncio.run(arun(documents))
-        records.create_schema()
-        try:
-            return index(documents, records, vectors, cleanup="full", key_encoder="sha256")
-        finally:
-            records.engine.dispose()  # type: ignore[unused-coroutine]  # a sync engine
-
-    assert run(DOCUMENTS[:2])["num_added"] == 2
-    assert run(DOCUMENTS[1:]) == {"num_added": 1, "num_updated": 0, "num_skipped": 1, "num_deleted": 1}
-    found = vectors.similarity_search("word", k=9)
-    assert sorted(document.metadata["n"] for document in found) == [1, 2]

@@ -16,15 +16,11 @@ import openai
 import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI
 from pymongo import MongoClient
 
-from langchain_memkit import (
-    MongoDBChatMessageHistory,
-    SQLiteChatMessageHistory,
-    SQLiteVectorStore,
-    WordLlamaEmbeddings,
-)
+from langchain_memkit import MongoDBChatMessageHistory, SQLiteChatMessageHistory, WordLlamaEmbeddings
 from langchain_memkit.runnables.rag import create_conversational_rag_chain
 from testkit.styles import Styles
 
@@ -150,11 +146,11 @@ def histories(request: pytest.FixtureRequest, database: str, runner: asyncio.Run
 
 
 @pytest.fixture
-def retriever() -> Iterator[Any]:
-    """A vector store in a file, with real vectors."""
-    with SQLiteVectorStore(":memory:", WordLlamaEmbeddings()) as store:
-        store.add_documents(DOCUMENTS)
-        yield store.as_retriever(search_kwargs={"k": 2})
+def retriever() -> Any:
+    """A vector store of LangChain's, with real vectors."""
+    store = InMemoryVectorStore(WordLlamaEmbeddings())
+    store.add_documents(DOCUMENTS)
+    return store.as_retriever(search_kwargs={"k": 2})
 
 
 @pytest.fixture(params=["invoke", "ainvoke", "stream", "astream"])

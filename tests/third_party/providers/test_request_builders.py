@@ -14,13 +14,13 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_google_genai import ChatGoogleGenerativeAI
 from langchain_openai import ChatOpenAI
 
 from langchain_memkit import (
     Memory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     WordLlamaEmbeddings,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -159,12 +159,12 @@ def test_a_chain_with_documents(build: Callable[..., tuple[str, list[str]]], opt
         shown.append(messages)
         return "answer"
 
-    with SQLiteVectorStore(":memory:", WordLlamaEmbeddings()) as store:
-        store.add_documents([Document("Emmanuel Macron is the president of France, and 48 years old.", id="d1")])
-        histories = SQLiteChatMessageHistory.factory(":memory:")
-        chat = create_conversational_rag_chain(llm, store.as_retriever(), histories, condense="weighted", **options)
-        for question in ("Who is the president of France?", "How old is he?", "How old is he?"):
-            chat.invoke({"input": question}, U1)
+    store = InMemoryVectorStore(WordLlamaEmbeddings())
+    store.add_documents([Document("Emmanuel Macron is the president of France, and 48 years old.", id="d1")])
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    chat = create_conversational_rag_chain(llm, store.as_retriever(), histories, condense="weighted", **options)
+    for question in ("Who is the president of France?", "How old is he?", "How old is he?"):
+        chat.invoke({"input": question}, U1)
     assert len(shown) == 3
     for messages in shown:
         assert is_note(messages[-2])

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import (
     KeyValueMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     create_runnable_with_message_history,
     purge_user,
 )
@@ -530,11 +528,10 @@ def test_the_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         export_history(histories, "~/out.jsonl", progress=False)
         assert import_history(histories, "~/out.jsonl", progress=False).sessions == 1
     SQLiteKeyValueStore("~/c.db").mset([("k", {"a": 1})])
-    SQLiteVectorStore("~/d.db", DeterministicFakeEmbedding(size=8)).add_texts(["hello"])
     (home / "books.txt").write_text("Title\n---\nText\n")
     assert KeyValueMemory.from_file("~/books.txt").titles() == ["Title"]
     files = {file.name for file in home.iterdir()}
-    assert files >= {"a.db", "b.db", "c.db", "d.db", "out.jsonl", "books.txt"}
+    assert files >= {"a.db", "b.db", "c.db", "out.jsonl", "books.txt"}
     assert SQLiteChatMessageHistory(home / "a.db", "s1").messages == SQLiteChatMessageHistory("~/a.db", "s1").messages
     assert list(here.iterdir()) == []
     (here / "~").mkdir()

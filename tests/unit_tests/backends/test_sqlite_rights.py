@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import HumanMessage
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, SQLiteVectorStore
+from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, VectorMemory
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError
 from langchain_memkit.migrate import export_history
 from testkit.older_files import WITHOUT_CHANGES
@@ -42,14 +43,19 @@ def write_key_value(path: Path, **options: Any) -> Any:
     return store
 
 
-def write_vectors(path: Path, **options: Any) -> Any:
-    """A vector store with a document."""
-    store = SQLiteVectorStore(path, DeterministicFakeEmbedding(size=4), **options)
-    store.add_texts(["hello"])
-    return store
+def memory_over(histories: Any) -> VectorMemory:
+    """A vector memory of a user."""
+    return VectorMemory(histories, DeterministicFakeEmbedding(size=4), "s1", user_id="u1")
 
 
-WRITERS = [write_history, write_key_value, write_vectors]
+def write_memory(path: Path, **options: Any) -> Any:
+    """A vector memory with a turn."""
+    memory = memory_over(SQLiteChatMessageHistory.factory(path, **options))
+    memory.save([HumanMessage("Nemo swims.")])
+    return memory
+
+
+WRITERS = [write_history, write_key_value, write_memory]
 
 
 @pytest.fixture
@@ -203,6 +209,7 @@ def test_reading_without_write_access(of_file: int, of_folder: int, open_folder:
     for write in WRITERS:
         write(path)
     histories = SQLiteChatMessageHistory.factory(path)
+    histories("s3", "u1").add_user_message("Nemo sleeps.")  # a turn of which no vectors are stored
     histories.close()
     assert [file.name for file in open_folder.iterdir()] == ["chat.db"]
     path.chmod(of_file)
@@ -215,8 +222,7 @@ def test_reading_without_write_access(of_file: int, of_folder: int, open_folder:
         found: list[Any] = [[m.text for m in mine("s1").messages]]
         found.append([session.session_id for session in mine.list_sessions()])
         found.append(SQLiteKeyValueStore(path).mget(["k"]))
-        vectors = SQLiteVectorStore(path, DeterministicFakeEmbedding(size=4))
-        found.append([document.page_content for document in vectors.similarity_search("hello", k=1)])
+        found.append(sorted(hit.text for hit in memory_over(mine).search("Nemo")))
         found.append(export_history(mine, file, progress=False).turns)
         found.append(attempt(lambda: mine("s1").add_user_message("no")))
         found.append(attempt(mine("s1").clear))
@@ -224,9 +230,10 @@ def test_reading_without_write_access(of_file: int, of_folder: int, open_folder:
         found.append([m.text for m in mine("s1").messages])
         return found
 
-    texts, sessions, pairs, documents, exported, *writes, again = as_nobody(work)
+    texts, sessions, pairs, recalled, exported, *writes, again = as_nobody(work)
     assert set(texts) == {"hello"}
-    assert (sessions, pairs, documents, exported) == (["s1"], [{"a": 1}], ["hello"], len(texts))
+    assert (sessions, pairs, exported) == (["s1"], [{"a": 1}], len(texts) + 2)
+    assert recalled == ["human: Nemo sleeps.", "human: Nemo swims."]
     for said in writes:
         assert said.startswith(f"HistoryWriteError: cannot write {path}: ")
         assert "may this user write to the file and its folder?" in said

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from typer.testing import CliRunner
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore, SQLiteVectorStore
+from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore
 from langchain_memkit.base import user_prefix
 from langchain_memkit.cli.app import app
+from testkit.older_files import add_old_records
 
 
 @pytest.fixture
@@ -27,13 +27,9 @@ def memkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any
 
 @pytest.fixture
 def full(tmp_path: Path) -> Path:
-    """A file with turns, keys and vectors of two users."""
+    """A file with turns, keys, and vectors of an older version, of two users."""
     path = tmp_path / "full.db"
-    with (
-        SQLiteChatMessageHistory.factory(path) as histories,
-        SQLiteKeyValueStore(path) as keys,
-        SQLiteVectorStore(path, DeterministicFakeEmbedding(size=8)) as vectors,
-    ):
+    with SQLiteChatMessageHistory.factory(path) as histories, SQLiteKeyValueStore(path) as keys:
         for user in ("u1", "u2"):
             for session in ("a", "b"):
                 histories(session, user).add_messages([HumanMessage(f"{user} {session}"), AIMessage("yes")])
@@ -41,5 +37,5 @@ def full(tmp_path: Path) -> Path:
             histories("b", user).delete_turn(hidden)
             rows = ("summary/a/x", "entities/fact/x", "entities/session/a", "key_value/entry/x", "own")
             keys.mset([(user_prefix(user) + row, {"n": 1}) for row in rows])
-            vectors.add_texts([f"{user} one", f"{user} two"], [{"user_id": user}] * 2)
+            add_old_records(path, user, "a", [f"{user} one", f"{user} two"])
     return path

@@ -26,7 +26,6 @@ from langchain_memkit import (
     KeyValueMemory,
     Memory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     create_history_preprocessor,
     create_runnable_with_message_history,
@@ -218,12 +217,11 @@ class TestContractWithVectors(HostileTexts):
     def make_memory(self, tmp_path: Path) -> Any:
         """The real one in the same file as the dialogue."""
         histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
-        store = SQLiteVectorStore(tmp_path / "chat.db", Words())
 
         def make(session_id: str, user_id: str | None = None, **options: Any) -> ComposedMemory:
             return ComposedMemory(
                 ChatHistoryMemory(histories(session_id, user_id), **options),
-                VectorMemory(store, session_id, user_id=user_id, max_tokens=20_000, **options),
+                VectorMemory(histories, Words(), session_id, user_id=user_id, max_tokens=20_000, **options),
             )
 
         return make
@@ -313,8 +311,8 @@ def test_clearing_all(call: Callable[..., Any]) -> None:
 
 def test_the_notebook_with_a_vector_memory(call: Callable[..., Any], tmp_path: Path) -> None:
     """The same on the real one, which holds what was said before as another session."""
-    store = SQLiteVectorStore(tmp_path / "v.db", Words())
-    rounds = VectorMemory.factory(store, k=1)
+    histories = SQLiteChatMessageHistory.factory(tmp_path / "v.db")
+    rounds = VectorMemory.factory(histories, Words(), k=1)
     rounds("earlier", "u1").save([*BOB, HumanMessage("Alice likes apples.")])
     composed = ComposedMemory(
         dialogue(user_id="u1"),
@@ -335,10 +333,9 @@ def test_the_notebook_with_a_vector_memory(call: Callable[..., Any], tmp_path: P
     assert recalled(call(composed, "load", "What does Jerry like?")) == ["human: Jerry likes juice."]
     call(composed, "clear")
     assert recalled(call(composed, "load", "What does Jerry like?")) != ["human: Jerry likes juice."]
-    VectorMemory(store, "tools", user_id="u2").save(MYSTERY)
-    tools = ComposedMemory(
-        dialogue(), VectorMemory(store, "s1", user_id="u2"), position="system", template=llama_index_template
-    )
+    VectorMemory(histories, Words(), "tools", user_id="u2").save(MYSTERY)
+    told = VectorMemory(histories, Words(), "s1", user_id="u2")
+    tools = ComposedMemory(dialogue(), told, position="system", template=llama_index_template)
     assert call(tools, "load", AGAIN)[0].content == MYSTERY_PRINTED
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteVectorStore, VectorMemory, WordLlamaEmbeddings
+from langchain_memkit import EntityMemory, KeyValueMemory, SQLiteChatMessageHistory, VectorMemory, WordLlamaEmbeddings
 from langchain_memkit.base import Mention
 from langchain_memkit.memories.entity.memory import read_answer
 from langchain_memkit.memories.entity.mentions import NAMED, read_mentions
@@ -61,8 +61,9 @@ def test_an_embedder_is_given_the_beginning_of_a_question(call: Call, tmp_path: 
             stored.extend(texts)
             return super().embed_documents(texts[:1]) * len(texts)
 
-    memory = VectorMemory(SQLiteVectorStore(tmp_path / "v.db", Noting()), "s1", user_id="u1")
-    call(memory, "save", [HumanMessage("tea " * 50_000), AIMessage("I see.")])
+    histories = SQLiteChatMessageHistory.factory(tmp_path / "v.db")
+    memory = VectorMemory(histories, Noting(), "s1", user_id="u1")
+    call(memory, "save", [HumanMessage(" ".join(f"tea{i}" for i in range(30_000))), AIMessage("I see.")])
     assert MESSAGE < sum(map(len, stored)) < 1.3 * MESSAGE
     asked.clear()
     call(memory, "load", "tea " * 50_000)

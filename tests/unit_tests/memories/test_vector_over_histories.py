@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_memkit import (
     ComposedMemory,
@@ -125,7 +126,7 @@ class TestBothStyles(BothStyles):
         for i in range(20):
             histories("s1", "u1").add_messages(round_of(f"I saw film {i}.", "Was it good?"))
         memory = VectorMemory.factory(histories, WordLlamaEmbeddings())("now", "u1")
-        memory._core.store._lazy = 5  # type: ignore[attr-defined]  # of a memory over histories
+        memory._core.log._lazy = 5
         call(memory, "search", "film")
         assert [seq for _, seq, _ in indexes(path)] == [16, 17, 18, 19, 20]
         assert call(memory, "index", progress=False) == 15
@@ -229,7 +230,7 @@ def test_a_model_that_fails(path: Path, histories: Any, caplog: pytest.LogCaptur
     assert texts(memories("s2", "u1"))[0] == "My cat is called Nemo."
     assert "not embedded" in caplog.text
     model.fails = False
-    memories._core.store._failed_at = float("-inf")  # type: ignore[union-attr]  # a minute later
+    memories._core.log._failed_at = float("-inf")  # a minute later
     texts(memories("s2", "u1"))
     assert any("Nemo" in text for text in model.texts)
 
@@ -253,9 +254,10 @@ def test_a_text_that_cannot_be_embedded(histories: Any, caplog: pytest.LogCaptur
     assert "by its words alone" in caplog.text
 
 
-def test_a_rating_that_is_none(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("value", [None, "very", float("nan")])
+def test_a_rating_that_is_none(histories: Any, caplog: pytest.LogCaptureFixture, value: Any) -> None:
     """It costs neither the turn nor later questions."""
-    memories = VectorMemory.factory(histories, WordLlamaEmbeddings(), importance=lambda text: "very")
+    memories = VectorMemory.factory(histories, WordLlamaEmbeddings(), importance=lambda text: value)
     chat(histories, memories).invoke("My cat is called Nemo.", session("s1", user_id="u1"))
     assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
     assert "is not rated" in caplog.text
@@ -269,6 +271,15 @@ def test_a_turn_that_cannot_be_read_now(path: Path, histories: Any) -> None:
             connection.execute("UPDATE turns SET v = v + ?", [add])
         assert texts(VectorMemory.factory(histories, WordLlamaEmbeddings())("s2", "u1")) == expected
     assert len(indexes(path)) == 1
+
+
+def test_there_is_nothing_to_rebuild(histories: Any, memories: Any) -> None:
+    """The error says what indexes at once, and nothing has changed."""
+    histories("s1", "u1").add_messages(CAT)
+    for rebuild in (memories("s1", "u1").rebuild, lambda: memories.rebuild(histories, "u1")):
+        with pytest.raises(ConfigurationError, match=r"nothing to rebuild: index\(\) makes at once"):
+            rebuild()
+    assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
 
 
 @pytest.mark.parametrize("erase", ["clear", "purge"])
@@ -291,7 +302,7 @@ def test_a_new_model_that_does_not_answer_at_first(histories: Any) -> None:
     model = Remote(128)
     model.fails = True
     memories = VectorMemory.factory(histories, model)
-    log: Any = memories._core.store
+    log = memories._core.log
     assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
     model.fails, log._failed_at = False, float("-inf")
     assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
@@ -378,19 +389,25 @@ def test_histories_that_change_what_they_store(path: Path, histories: Any, memor
         VectorMemory.factory(Encrypting.factory(path), WordLlamaEmbeddings())
     with pytest.raises(ConfigurationError, match="changes what it stores"):
         chat(Encrypting.factory(path), memories).invoke("Hi Nemo!", session("s1", user_id="u1"))
-    for given in ((), (WordLlamaEmbeddings,)):
-        with pytest.raises(ConfigurationError, match="embedding"):
-            VectorMemory.factory(histories, *given)
 
 
 def test_wrong_arguments(histories: Any) -> None:
     """The errors name the way out."""
     model = WordLlamaEmbeddings()
     for given in ("chat.db", histories("s1"), lambda session_id: histories(session_id)):
-        with pytest.raises(ConfigurationError, match=r"a factory of histories with an embedding model, as in Vector"):
+        with pytest.raises(ConfigurationError, match=r"a factory of our histories, as in VectorMemory\.factory\("):
             VectorMemory.factory(given, model)  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(ConfigurationError, match=r"over histories it is VectorMemory\.factory\(histories, embedding\)"):
-        VectorMemory(histories, "s1", user_id="u1")
+    with pytest.raises(ConfigurationError, match=r"not in a InMemoryVectorStore; RetrieverMemory\(store\.as_retriever"):
+        VectorMemory.factory(InMemoryVectorStore(model), model)  # type: ignore[arg-type]  # the form before
+    with pytest.raises(ConfigurationError, match=r"not the class SQLiteChatMessageHistory$"):
+        VectorMemory(SQLiteChatMessageHistory, model, "s1", user_id="u1")  # type: ignore[arg-type]  # the mistake
+    for given, said in ((WordLlamaEmbeddings, "the class WordLlamaEmbeddings: call it"), ("s1", "str")):
+        with pytest.raises(ConfigurationError, match=rf"must be a LangChain Embeddings object, not {said}$"):
+            VectorMemory(histories, given, "s1", user_id="u1")  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(TypeError, match="embedding"):
+        VectorMemory.factory(histories)  # type: ignore[call-arg]  # the mistake
+    with pytest.raises(ConfigurationError, match="user_id"):
+        VectorMemory(histories, model, "s1")
     for index in ("text", {"a.b": b"x"}, {"vectors": "text"}, {1: b"x", "$a": b"y"}):
         with pytest.raises(ConfigurationError, match="index must be a dict of bytes by name"):
             histories("s1", "u1").append_turn(CAT, index=index)
@@ -461,8 +478,7 @@ def test_recency_is_remembered(histories: Any) -> None:
     assert VectorMemory.factory(histories, WordLlamaEmbeddings(), **options)("s2", "u1").load(ASKED)
     other = VectorMemory.factory(histories, WordLlamaEmbeddings(), **options)
     [hit] = other("s2", "u1").search(ASKED)
-    log: Any = other._core.store
-    assert list(log._held("u1").recalled.values()) == [at]
+    assert list(other._core.log.accesses("u1").values()) == [at]
     assert hit.parts["recency"] >= 0
 
 

@@ -1,4 +1,4 @@
-"""Turns in pieces, twice, at once, or while their session is cleared: nothing is lost, doubled or mixed up."""
+"""Turns in pieces, twice, at once, or while their session is erased: nothing is lost, doubled or mixed up."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from langchain_memkit import SQLiteChatMessageHistory, SQLiteVectorStore, VectorMemory, purge_user
+from langchain_memkit import SQLiteChatMessageHistory, VectorMemory, purge_user
 from langchain_memkit._sync import drive
-from langchain_memkit.errors import ConfigurationError
 from testkit.examples import examples
 
 CALL = [{"name": "f", "args": {}, "id": "c"}]
@@ -38,131 +35,108 @@ def a(n: int, text: str = "") -> AIMessage:
 
 
 @pytest.fixture
-def store() -> Any:
+def histories() -> Any:
     """Without a file: what is tried here does not depend on it."""
-    return SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+    return SQLiteChatMessageHistory.factory(":memory:")
 
 
-def stored(store: Any, session_id: str = "s1") -> list[tuple[str, bool, bool]]:
-    """Text, whether it waits, whether it is embedded: of all records of a session, in order."""
-    index = drive(store.records.index("u1"))
-    with index.lock:
-        embedded = {entry.id: bool(flag) for entry, flag in zip(index.entries, index.embedded, strict=True)}
-        entries = sorted((e for e in index.entries if e.session == session_id), key=lambda e: e.position)
-    found = {d.id: d for d in store.get_by_ids([entry.id for entry in entries], user_id="u1")}
-    return [(found[e.id].page_content, bool(found[e.id].metadata.get("open")), embedded[e.id]) for e in entries]
-
-
-def memory_of(store: Any, session_id: str = "s1", **options: Any) -> VectorMemory:
+def memory_of(histories: Any, session_id: str = "s1", **options: Any) -> VectorMemory:
     """The memory of a session."""
-    return VectorMemory(store, session_id, user_id="u1", **options)
+    return VectorMemory(histories, DeterministicFakeEmbedding(size=8), session_id, user_id="u1", **options)
+
+
+def stored(memory: VectorMemory) -> list[tuple[str, bool]]:
+    """Text, and whether it is embedded: of all records of the memory's session, in order."""
+    held = drive(memory._core.log.look("u1"))
+    with held.index.lock:
+        embedded = {entry.id: bool(flag) for entry, flag in zip(held.index.entries, held.index.embedded, strict=True)}
+        entries = sorted(held.index.entries, key=lambda entry: entry.position)
+    mine = [entry.id for entry in entries if entry.session == memory.session_id]
+    return [(held.stored[name].record.text, embedded[name]) for name in mine]
 
 
 ROUND1, ROUND2 = "human: question 1\nai: answer 1", "human: question 2\nai: answer 2"
+ASKED1, ASKED2 = "human: question 1", "human: question 2"
+CALLED1, CALLED = f"{ASKED1}\nai: [calls f({{}})]", "tool: -11"
+LOOKS, RESULT = AIMessage("", tool_calls=CALL, id="x1"), ToolMessage("-11", tool_call_id="c", id="t1")
 
 
 @pytest.mark.parametrize(
     ("saves", "wanted"),
     [
         ([[h(1), a(1)], [h(1)]], [ROUND1]),
-        ([[h(1)], [h(1), a(1)]], [ROUND1]),
+        ([[h(1)], [h(1), a(1)]], [ASKED1, "ai: answer 1"]),
         ([[h(1), a(1)], [h(2), a(2)], [a(1)]], [ROUND1, ROUND2]),
-        ([[h(1), a(1)], [h(2)], [h(1), a(1)]], [ROUND1, "human: question 2"]),
-        ([[h(1), a(1), h(2)], [h(1), a(1), h(2)], [a(2)]], [ROUND1, ROUND2]),
+        ([[h(1), a(1)], [h(2)], [h(1), a(1)]], [ROUND1, ASKED2]),
+        ([[h(1), a(1), h(2)], [h(1), a(1), h(2)], [a(2)]], [ROUND1, ASKED2, "ai: answer 2"]),
         ([[h(1), a(1)], [h(2), a(2)], [h(1)], [a(1)]], [ROUND1, ROUND2]),
-        ([[h(1)], [h(2)], [a(2)]], ["human: question 1\nhuman: question 2\nai: answer 2"]),
-        ([[h(1), a(1)], [a(2)]], [ROUND1 + "\nai: answer 2"]),
+        ([[h(1)], [h(2)], [a(2)]], [ASKED1, ASKED2, "ai: answer 2"]),
+        ([[h(1), a(1)], [a(2)]], [ROUND1, "ai: answer 2"]),
         ([[a(1)], [h(2), a(2)]], ["ai: answer 1", ROUND2]),
+        ([[h(1), LOOKS], [RESULT], [RESULT], [a(1)], [RESULT]], [CALLED1, CALLED, "ai: answer 1"]),
+        ([[h(1), LOOKS, RESULT, a(1)], [RESULT]], [f"{CALLED1}\n{CALLED}\nai: answer 1"]),
     ],
 )
-def test_pieces_and_retries_with_ids(store: Any, saves: Sequence[list[BaseMessage]], wanted: list[str]) -> None:
-    """Each message is stored once, in the round that it belongs to, in order."""
-    memory = memory_of(store)
+def test_pieces_and_retries_with_ids(histories: Any, saves: Sequence[list[BaseMessage]], wanted: list[str]) -> None:
+    """Each message is stored once, with those that it was saved with, in order."""
+    memory = memory_of(histories)
     for messages in saves:
         memory.save(messages)
-    assert [text for text, _, _ in stored(store)] == wanted
+    assert stored(memory) == [(text, True) for text in wanted]
+    ids = [message.id for messages in saves for message in messages]
+    assert [message.id for message in histories("s1", "u1").messages] == [*dict.fromkeys(ids)]
 
 
-def test_results_of_tools_that_come_again(store: Any) -> None:
-    """A redelivered result neither doubles itself nor reopens the round."""
-    memory = memory_of(store)
-    result = ToolMessage("-11", tool_call_id="c", id="t1")
-    for messages in ([h(1), AIMessage("", tool_calls=CALL, id="x1")], [result], [result], [a(1)], [result]):
-        memory.save(messages)
-    [(text, waits, embedded)] = stored(store)
-    assert text == "human: question 1\nai: [calls f({})]\ntool: -11\nai: answer 1"
-    assert (waits, embedded) == (False, True)
-
-
-def test_the_same_opening_words_without_ids(store: Any) -> None:
-    """Two questions in pieces are two rounds, whatever they say; a whole turn again is a retry."""
-    memory = memory_of(store)
+def test_the_same_opening_words_without_ids(histories: Any) -> None:
+    """Two questions in pieces are two, whatever they say; what the session ends with, again, is a retry."""
+    memory = memory_of(histories)
     for answer in ("Sun.", "Rain."):
-        memory.save([HumanMessage("Weather?")])
-        memory.save([HumanMessage("Weather?")])
-        memory.save([AIMessage(answer)])
-        memory.save([AIMessage(answer)])
-    assert [text for text, _, _ in stored(store)] == ["human: Weather?\nai: Sun.", "human: Weather?\nai: Rain."]
+        for said in (HumanMessage("Weather?"), AIMessage(answer)):
+            memory.save([said])
+            memory.save([said])
+    wanted = ["human: Weather?", "ai: Sun.", "human: Weather?", "ai: Rain."]
+    assert [text for text, _ in stored(memory)] == wanted
     memory.save([HumanMessage("Tea?"), AIMessage("Yes.")])
     memory.save([HumanMessage("Tea?"), AIMessage("Yes.")])
-    assert len(stored(store)) == 3
+    assert [text for text, _ in stored(memory)] == [*wanted, "human: Tea?\nai: Yes."]
 
 
-def test_a_long_question_is_embedded_whole_once_it_is_answered(store: Any) -> None:
-    """The full pieces at once, the last one with the answer."""
-    memory = memory_of(store)
-    memory.save([h(1, LONG), AIMessage("", tool_calls=CALL, id="x1")])
-    *full, (_, waits, embedded) = stored(store)
-    assert (waits, embedded) == (True, False)
-    assert all(embedded and not waits for _, waits, embedded in full)
-    memory.save([ToolMessage("ok", tool_call_id="c", id="t1"), a(1)])
-    assert len(stored(store)) > 3
-    assert all(embedded and not waits for _, waits, embedded in stored(store))
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_long_turn_is_stored_once(histories: Any, ids: bool) -> None:
+    """A retry is told by its ids or its text, also where that is several records, which are all embedded."""
+    for _ in range(2):
+        said = [h(1, LONG), a(1, LONG[::-1])]
+        memory_of(histories).save(said if ids else [m.model_copy(update={"id": None}) for m in said])
+    found = stored(memory_of(histories))
+    assert len(found) > 10
+    assert all(is_embedded for _, is_embedded in found)
+    assert len(dict(found)) == len(found)
+    assert len(histories("s1", "u1").messages) == 2
 
 
-@pytest.mark.parametrize("lost", [{1}, {0}, {2, 3}, {0, 1, 2}])
-def test_a_long_round_of_which_a_part_is_gone(store: Any, lost: set[int]) -> None:
-    """A retry with ids brings what is missing, once and at its place; not where a text is cut in other pieces now."""
-    memory, turn = memory_of(store), [h(1, LONG), a(1)]
-    for said in ([h(0), a(0)], turn, [h(2), a(2)]):
-        memory.save(said)
-    whole = stored(store)
-    assert len(whole) > 5
-    pieces = RecursiveCharacterTextSplitter(chunk_size=300, chunk_overlap=0)
-    memory_of(store, text_splitter=pieces).save(turn)
-    assert stored(store) == whole
-    entries = sorted(drive(store.records.index("u1")).entries, key=lambda entry: entry.position)[1:-1]
-    store.delete([entry.id for i, entry in enumerate(entries) if i in lost], user_id="u1")
-    assert len(stored(store)) == len(whole) - len(lost)
-    for again in (turn, [*turn, h(2), a(2)]):
-        memory.save(again)
-        assert stored(store) == whole
-
-
-def test_forgetting_a_message_of_a_long_round_forgets_the_round(store: Any) -> None:
-    """No piece stays."""
-    memory = memory_of(store)
+def test_forgetting_a_message_of_a_long_round_forgets_the_round(histories: Any) -> None:
+    """No piece stays, and nothing else of the turn is shown."""
+    memory = memory_of(histories)
     memory.save([h(1, LONG), a(1, "So your PIN is 4711. " + LONG)])
-    assert memory.forget_messages(["h1"]) > 3
-    assert stored(store) == []
+    memory.save([h(2), a(2)])
+    assert memory.forget_messages(["h1"]) == 1
+    assert stored(memory) == [(ROUND2, True)]
+    assert [message.id for message in histories("s1", "u1").messages] == ["h2", "a2"]
 
 
-def test_two_who_go_on_with_one_round(store: Any) -> None:
-    """Saves at once lose no answer: who comes second reads again."""
-    memory = memory_of(store)
+def test_two_who_go_on_with_one_session(histories: Any) -> None:
+    """Saves at once lose no answer."""
+    memory = memory_of(histories)
     memory.save([h(1)])
     start = threading.Barrier(4)
 
     def go_on(n: int) -> None:
         start.wait()
-        memory.save([a(n)])
+        memory_of(histories).save([a(n)])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(go_on, range(1, 5)))
-    said = "\n".join(text for text, _, _ in stored(store))
-    assert sorted(line for line in said.split("\n") if line.startswith("ai")) == [
-        f"ai: answer {n}" for n in range(1, 5)
-    ]
+    assert sorted(text for text, _ in stored(memory)) == [*(f"ai: answer {n}" for n in range(1, 5)), ASKED1]
 
 
 ROLES = st.lists(st.sampled_from("hhaatx"), min_size=1, max_size=12)
@@ -172,9 +146,8 @@ ROLES = st.lists(st.sampled_from("hhaatx"), min_size=1, max_size=12)
 @given(
     roles=ROLES, cuts=st.sets(st.integers(1, 11)), again=st.sets(st.integers(0, 11)), long=st.sets(st.integers(0, 11))
 )
-def test_any_split_is_what_rebuild_makes(roles: list[str], cuts: set[int], again: set[int], long: set[int]) -> None:
-    """Property: however a conversation is cut, and whatever comes twice, its records are those that `rebuild` makes."""
-    store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
+def test_any_split_is_what_an_index_makes(roles: list[str], cuts: set[int], again: set[int], long: set[int]) -> None:
+    """Property: whatever comes twice, the records are those that a memory makes which finds the turns later."""
     messages: list[BaseMessage] = []
     for i, role in enumerate(roles):
         text = f"{LONG if i in long else 'text'} {i}"
@@ -186,25 +159,27 @@ def test_any_split_is_what_rebuild_makes(roles: list[str], cuts: set[int], again
         }
         messages.append(made[role])
     edges = [0, *sorted(cut for cut in cuts if cut < len(messages)), len(messages)]
-    memory = memory_of(store, "pieces")
-    for n, (begin, end) in enumerate(pairwise(edges)):
+    told, found = (SQLiteChatMessageHistory.factory(":memory:") for _ in range(2))
+    memory, later = memory_of(told), memory_of(found)
+    for begin, end in pairwise(edges):
         memory.save(messages[begin:end])
-        if n in again:
-            memory.save(messages[begin:end])
-    history = SQLiteChatMessageHistory(":memory:", "whole", user_id="u1")
-    history.add_messages(messages)
-    memory_of(store, "whole").rebuild(history, progress=False)
-    assert stored(store, "pieces") == stored(store, "whole")
+        if begin in again:
+            memory.save(messages[: end if end % 2 else begin + 1])
+        found("s1", "u1").add_messages(messages[begin:end])
+    assert later.index(progress=False) == len(edges) - 1
+    assert memory.index(progress=False) == 0
+    assert told("s1", "u1").messages == found("s1", "u1").messages
+    assert stored(memory) == stored(later)
 
 
-def test_a_session_cleared_while_it_is_rebuilt_stays_cleared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Purged between two batches: nothing comes back, and it is said."""
+def test_a_user_purged_while_turns_are_indexed_stays_purged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Purged between two batches: nothing comes back, in no process."""
 
     class Purging(DeterministicFakeEmbedding):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
             calls.append(len(texts))
-            if len(calls) == 2:
-                purge_user("u1", histories, VectorMemory.factory(store))
+            if len(calls) == 3:  # the first is of the text by which a model is recognized
+                purge_user("u1", histories)
             return super().embed_documents(texts)
 
     calls: list[int] = []
@@ -212,25 +187,28 @@ def test_a_session_cleared_while_it_is_rebuilt_stays_cleared(tmp_path: Path, cap
     history = histories("s1", "u1")
     for i in range(600):
         history.add_messages([h(i), a(i)])
-    store = SQLiteVectorStore(":memory:", Purging(size=8))
-    memory = memory_of(store)
+    memory = VectorMemory(histories, Purging(size=8), "s1", user_id="u1")
     with caplog.at_level(logging.WARNING):
-        counts = memory.rebuild(history, progress=False)
-    assert counts["added"] == 256
-    assert len(drive(store.records.index("u1"))) == 0
-    assert "cleared while" in caplog.text
+        memory.index(progress=False)
+    assert len(calls) == 3
+    assert stored(memory) == stored(memory_of(histories)) == []
+    assert memory.search("question") == []
+    with histories.turn_store._database.connection() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM turn_indexes").fetchone()[0] == 0
 
 
-def test_max_records_keeps_what_was_just_said(store: Any) -> None:
+def test_max_records_keeps_what_was_just_said(histories: Any) -> None:
     """Also where all others were recalled."""
-    memory = memory_of(store, max_records=2)
+    memory = memory_of(histories, max_records=2)
     for i in range(6):
         memory.save([h(i, f"topic{i} is nice"), a(i)])
         assert f"topic{i}" in memory.load(f"What of topic{i}?")[0].text
-    assert len(drive(store.records.index("u1"))) == 2
+    assert len(stored(memory)) == 2
 
 
-def test_a_question_that_cannot_be_embedded_is_looked_for_by_its_words(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_that_cannot_be_embedded_is_looked_for_by_its_words(
+    histories: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """An embedder that fails, or knows none of the words, costs no turn."""
 
     class Picky(DeterministicFakeEmbedding):
@@ -239,8 +217,7 @@ def test_a_question_that_cannot_be_embedded_is_looked_for_by_its_words(caplog: p
                 raise ConnectionError("503")
             return [0.0] * 8
 
-    store = SQLiteVectorStore(":memory:", Picky(size=8))
-    memory = memory_of(store)
+    memory = VectorMemory(histories, Picky(size=8), "s1", user_id="u1")
     memory.save([h(1, "My parrot is called Kiwi."), a(1)])
     memory.save([h(2, "I work in Oslo."), a(2)])
     with caplog.at_level(logging.WARNING):
@@ -248,23 +225,3 @@ def test_a_question_that_cannot_be_embedded_is_looked_for_by_its_words(caplog: p
             [note] = memory.load(question)
             assert "Kiwi" in note.text
     assert "only its words" in caplog.text
-
-
-@pytest.mark.parametrize("value", [None, "high", float("nan")])
-def test_an_importance_that_is_no_number(store: Any, value: Any) -> None:
-    """The error names the argument, and nothing is stored."""
-    memory = memory_of(store, importance=lambda text: value)
-    with pytest.raises(ConfigurationError, match="importance"):
-        memory.save([h(1), a(1)])
-    assert stored(store) == []
-
-
-def test_times_must_be_aware(store: Any) -> None:
-    """A naive time is refused by name, whether anything is stored or not."""
-    from datetime import datetime
-
-    memory = memory_of(store, f"s{uuid4().hex}")
-    for name in ("since", "until"):
-        naive: Any = {name: datetime(2026, 1, 2)}  # noqa: DTZ001  # that is the point
-        with pytest.raises(ConfigurationError, match=name):
-            memory.search("x", **naive)

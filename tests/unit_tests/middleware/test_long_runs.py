@@ -23,7 +23,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langchain_memkit import (
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     create_history_preprocessor,
     create_trim_preprocessor,
@@ -173,12 +172,11 @@ def test_what_is_piped_behind_sees_the_run(histories: Any, run: Styles) -> None:
 
 def test_recall_is_not_filled_with_pages(histories: Any, run: Styles) -> None:
     """A run of 50 pages becomes one record for each call, of what was called and how the page begins."""
-    store = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-    recall = VectorMemory.factory(store, get_session_history=histories)
+    recall = VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8))
     ours = MessageHistoryMiddleware(histories, max_tokens=BUDGET, memories=[recall])
     agent = create_agent(Reader(pages=50), [page], middleware=[ours])
     run(agent, asking("Read all pages."), {**CONFIG, "recursion_limit": 1000})
-    records = store.similarity_search("page", k=1000, filter={"user_id": "u1"})
+    records = recall("s1", "u1").search("page", k=1000)
     print(f"{len(records)} records of 50 pages")
     assert 50 <= len(records) <= 60
 

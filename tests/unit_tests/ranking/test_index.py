@@ -15,7 +15,6 @@ from langchain_core.documents import Document
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.index import Index, IndexRecord, Utterance, digest_of, index_record_of
-from langchain_memkit.ranking.tokenize import tokenize
 from testkit.ranking import lexical
 
 WORDS = ["tea", "sea", "sky", "sun", "dog", "cat", "car"]
@@ -52,7 +51,7 @@ def test_any_changes_equal_a_fresh_index(changes: list[tuple[str, int, list[str]
         if verb == "add":
             vector = [len(words), number, 1] if embedded else None
             rest.pop(name, None)
-            rest[name] = (entry(name, *words, session=str(number % 3), position=number, stamp=number), vector)
+            rest[name] = (entry(name, *words, session=str(number % 3), position=number), vector)
             index.add(*rest[name])
         else:
             rest.pop(name, None)
@@ -61,7 +60,7 @@ def test_any_changes_equal_a_fresh_index(changes: list[tuple[str, int, list[str]
     for record, vector in rest.values():
         fresh.add(record, vector)
     assert index.entries == fresh.entries
-    assert (len(index), index.count, index.stamps()) == (len(fresh), len(rest), fresh.stamps())
+    assert (len(index), index.count) == (len(fresh), len(rest))
     assert lexical(index, question).tolist() == lexical(fresh, question).tolist()
     assert index.dense([1, 2, 3]) == pytest.approx(fresh.dense([1, 2, 3]), abs=1e-6)
     assert index.embedded.tolist() == fresh.embedded.tolist()
@@ -135,11 +134,11 @@ def test_vectors_hold_finite_numbers(bad: float) -> None:
 
 
 def test_replacing_keeps_one() -> None:
-    """A record with the same id takes the place of the old one, with another stamp and other words."""
+    """A record with the same id takes the place of the old one, with other words."""
     index = Index()
-    index.add(entry("a", "tea", stamp=5), [1, 0])
-    index.add(entry("a", "sea", stamp=7), None)
-    assert (len(index), index.stamps()) == (1, {7})
+    index.add(entry("a", "tea"), [1, 0])
+    index.add(entry("a", "sea"), None)
+    assert [record.said[0].stems for record in index.entries] == [("sea",)]
     assert "a" in index
     assert "b" not in index
     assert not lexical(index, ["tea"]).any()
@@ -180,7 +179,6 @@ def test_entry_of_a_round() -> None:
         "created_at": "2024-05-01T10:00:00+02:00",
         "said": spans,
         "messages": ["m1", "m2"],
-        "epoch": 3,
         "importance": 7.0,
         "expires_at": "2025-01-01T00:00:00+00:00",
     }
@@ -193,12 +191,9 @@ def test_entry_of_a_round() -> None:
         datetime(2024, 5, 1, 8, tzinfo=UTC),
         (Utterance("human", "Ann", ("sing",)), Utterance("ai", "", ("love", "song"))),
         ("m1", "m2"),
-        3,
         7.0,
         datetime(2025, 1, 1, tzinfo=UTC),
     )
-    given_stems = [tokenize(text[start:end]) for *_, start, end in spans]
-    assert index_record_of(Document(text, id="i", metadata=metadata), stems=given_stems) == found
 
 
 def test_entry_of_a_plain_document() -> None:
@@ -210,12 +205,6 @@ def test_entry_of_a_plain_document() -> None:
     assert dated.at == datetime(2024, 5, 1, tzinfo=UTC)
     with pytest.raises(ValueError, match="id"):
         index_record_of(Document("The sea."))
-
-
-def test_stored_stems_must_match_the_messages() -> None:
-    """Words of another number of messages than there are is an error, not a shift."""
-    with pytest.raises(ValueError, match="zip"):
-        index_record_of(Document("The sea.", id="i"), stems=[["sea"], ["sky"]])
 
 
 def test_digests() -> None:

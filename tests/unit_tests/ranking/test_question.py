@@ -35,7 +35,7 @@ def test_everything_of_a_question() -> None:
         of_model=False,
         now=NOW,
     )
-    assert (found.vector, found.similar, found.accessed) == (None, None, {})
+    assert (found.vector, found.accessed) == (None, {})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from langchain_memkit.ranking.score import (
     best_first,
     min_max,
     nearness,
-    usual_similarity,
 )
 from testkit.ranking import NOW, index_of, record_of
 
@@ -266,21 +265,6 @@ def test_dates_with_one_end() -> None:
         assert {key for key, close in found.items() if close == best} == {*first}
         unrelated = parts(asked(index, f"What did Zoe buy {question}?", replace(NONE, lexical=5.0, date=1.0)), "date")
         assert set(unrelated.values()) == {0.0}
-
-
-def test_similarities_of_a_foreign_store() -> None:
-    """Their scale is not known: of few any is usual, of many the outstanding ones count."""
-    texts = [record_of(str(i), "tea" if i == 1 else "x") for i in range(25)]
-    index = index_of(*texts)
-    few = {"1": 0.2, "3": 0.9, "gone": 1.0}
-    found = asked(index, "tea", replace(NONE, relevance=1.0), similar=few)
-    assert parts(found, "relevance") == {"1": 0, "3": 0}  # neither the store nor a word found the others
-    many = {str(i): 0.5 for i in range(5, 25)} | {"24": 0.9}
-    found = asked(index, "tea", replace(NONE, relevance=1.0), similar=many)
-    assert set(found) == {*many, "1"}
-    assert [key for key, near in parts(found, "relevance").items() if near] == ["24"]
-    mean, deviation = usual_similarity(np.array([*many.values()]))
-    assert (mean, deviation) == pytest.approx((np.mean([*many.values()]), np.std([*many.values()])))
 
 
 def test_vectors_of_an_embedder_that_does_not_read_the_language_count_nothing() -> None:

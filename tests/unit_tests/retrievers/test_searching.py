@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import bm25s
@@ -18,7 +17,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
-from langchain_memkit import SQLiteVectorStore, WordLlamaEmbeddings
+from langchain_memkit import WordLlamaEmbeddings
 from langchain_memkit.retrievers import CondenseQuestionRetriever, document_key
 from langchain_memkit.retrievers.expansion import CAREFUL, STRONG, added_terms, expanded
 from langchain_memkit.retrievers.history import question_answer_pairs
@@ -62,16 +61,12 @@ def embedding() -> Embeddings:
     return WordLlamaEmbeddings()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, embedding: Embeddings, tmp_path: Path) -> Iterator[VectorStore]:
-    """The pages, in two real stores."""
-    made: Any = InMemoryVectorStore(embedding)
-    if request.param == "sqlite":
-        made = SQLiteVectorStore(tmp_path / "pages.db", embedding)
-    made.add_documents([Document(text, id=name, metadata={"kind": name[0]}) for name, text in PAGES.items()])
-    yield made
-    if request.param == "sqlite":
-        made.close()
+@pytest.fixture
+def store(embedding: Embeddings) -> VectorStore:
+    """The pages, in a real store."""
+    made = InMemoryVectorStore(embedding)
+    made.add_documents([Document(text, id=name) for name, text in PAGES.items()])
+    return made
 
 
 class Okapi:
@@ -165,24 +160,21 @@ def test_vectors_are_blended(run: Run, store: VectorStore) -> None:
 @pytest.mark.parametrize("search_type", ["similarity", "mmr"])
 def test_filter_is_kept(run: Run, store: VectorStore, search_type: str) -> None:
     """What the retriever may not see a blend may not show."""
-    own: Any = {"kind": "o"} if isinstance(store, SQLiteVectorStore) else lambda document: document.id == "oak"
-    inner = store.as_retriever(search_type=search_type, search_kwargs={"k": 3, "filter": own})
+    own = {"k": 3, "filter": lambda document: document.id == "oak"}
+    inner = store.as_retriever(search_type=search_type, search_kwargs=own)
     assert names(run(over(inner), "invoke", follow_up())) == ["oak"]
     assert names(run(over(inner, skip_answered=True), "invoke", follow_up())) == ["oak"]
 
 
 def test_filter_is_kept_between_users(run: Run, embedding: Embeddings) -> None:
-    """The same for the users of one store of ours."""
-    with SQLiteVectorStore(":memory:", embedding) as store:
-        for user in ("u1", "u2"):
-            store.add_documents(
-                [Document(text, id=f"{user}-{n}", metadata={"user_id": user}) for n, text in PAGES.items()]
-            )
-        inner = store.as_retriever(search_kwargs={"k": 4, "filter": {"user_id": "u1"}})
-        found = run(over(inner), "invoke", follow_up())
-        assert len(found) == 4
-        assert {str(name)[:2] for name in names(found)} == {"u1"}
-        assert run(over(store.as_retriever()), "invoke", follow_up()) == []
+    """The same for the users of one store."""
+    store = InMemoryVectorStore(embedding)
+    for user in ("u1", "u2"):
+        store.add_documents([Document(text, id=f"{user}-{n}", metadata={"user_id": user}) for n, text in PAGES.items()])
+    own = {"k": 4, "filter": lambda document: document.metadata["user_id"] == "u1"}
+    found = run(over(store.as_retriever(search_kwargs=own)), "invoke", follow_up())
+    assert len(found) == 4
+    assert {str(name)[:2] for name in names(found)} == {"u1"}
 
 
 def test_diverse_search_gives_as_many(run: Run, embedding: Embeddings) -> None:
@@ -235,13 +227,21 @@ def test_store_that_would_drop_a_filter_is_asked_by_text(run: Run, embedding: Em
     assert "macron" in names(run(over(store.as_retriever(search_kwargs={"k": 2})), "invoke", follow_up()))
 
 
+class Scoring(InMemoryVectorStore):
+    """A store that says how its scores become relevance, as LangChain's does not."""
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return lambda score: max(0.0, min(1.0, score))
+
+
 def test_search_types_without_vectors(run: Run, embedding: Embeddings) -> None:
     """A threshold is kept: the search goes by text."""
-    with SQLiteVectorStore(":memory:", embedding) as store:
-        store.add_texts([*PAGES.values()])
-        limits = {"k": 3, "score_threshold": 0.99}
+    store = Scoring(embedding)
+    store.add_texts([*PAGES.values()], ids=[*PAGES])
+    for threshold, found in ((0.99, 0), (0.0, 3)):
+        limits = {"k": 3, "score_threshold": threshold}
         inner = store.as_retriever(search_type="similarity_score_threshold", search_kwargs=limits)
-        assert run(over(inner), "invoke", follow_up()) == []
+        assert len(run(over(inner), "invoke", follow_up())) == found
 
 
 def test_bound_config_and_k(run: Run, store: VectorStore) -> None:

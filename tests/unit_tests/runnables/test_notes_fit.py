@@ -22,7 +22,6 @@ from langchain_memkit import (
     ComposedMemory,
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_conversational_rag_chain,
@@ -267,7 +266,7 @@ WORDS = WordLlamaEmbeddings()
 def test_a_wish_of_1000_tokens_under_a_budget_of_400(style: str) -> None:
     """A `VectorMemory` may wish for more than there is: whole records are shown, as many as fit beside the dialogue."""
     histories = SQLiteChatMessageHistory.factory(":memory:")
-    recall = VectorMemory.factory(SQLiteVectorStore(":memory:", WORDS), floor=None, max_tokens=1000)
+    recall = VectorMemory.factory(SQLiteChatMessageHistory.factory(":memory:"), WORDS, floor=None, max_tokens=1000)
     for day in range(30):
         said = [
             HumanMessage(f"On day {day} we saw whales near Iceland" + " and the sea was rough" * 3),

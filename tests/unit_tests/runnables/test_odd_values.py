@@ -21,7 +21,6 @@ from langchain_memkit import (
     PreferenceMemory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
-    SQLiteVectorStore,
     VectorMemory,
     create_runnable_with_message_history,
 )
@@ -55,14 +54,13 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
 
 
-def memories() -> list[Any]:
+def memories(histories: Any) -> list[Any]:
     """One of each that stores what was said."""
     keys = SQLiteKeyValueStore(":memory:")
-    vectors = SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
     return [
         EntityMemory.factory(lambda text: [], store=keys),
         PreferenceMemory.factory(keys),
-        VectorMemory.factory(vectors),
+        VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8)),
     ]
 
 
@@ -74,7 +72,7 @@ def test_a_chain(histories: Any, run: Styles, trace: bool, caplog: pytest.LogCap
         asked: list[BaseMessage] = [HumanMessage("How high?", additional_kwargs={"n": np.arange(2)})]
         answer = AIMessage("High.", response_metadata={"cost": np.float32(1), "model_name": "m"})
         chain = create_runnable_with_message_history(
-            RunnableLambda(lambda _, answer=answer: answer), histories, memories=memories(), trace=trace
+            RunnableLambda(lambda _, answer=answer: answer), histories, memories=memories(histories), trace=trace
         )
         run(chain, asked, CONFIG)
         assert len(told(caplog)) == 1

@@ -24,7 +24,6 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_memkit import (
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
-    SQLiteVectorStore,
     WordLlamaEmbeddings,
     explain_turn,
 )
@@ -83,17 +82,12 @@ def histories() -> Iterator[Any]:
         yield factory
 
 
-@pytest.fixture(params=["core", "sqlite"])
-def retriever(request: pytest.FixtureRequest) -> Iterator[Any]:
+@pytest.fixture
+def retriever() -> Any:
     """A dense retriever over a small corpus."""
-    if request.param == "core":
-        core = InMemoryVectorStore(WordLlamaEmbeddings())
-        core.add_documents([PRESIDENT, AGE, *OTHERS])
-        yield core.as_retriever(search_kwargs={"k": 2})
-        return
-    with SQLiteVectorStore(":memory:", WordLlamaEmbeddings()) as ours:
-        ours.add_documents([PRESIDENT, AGE, *OTHERS])
-        yield ours.as_retriever(search_kwargs={"k": 2})
+    store = InMemoryVectorStore(WordLlamaEmbeddings())
+    store.add_documents([PRESIDENT, AGE, *OTHERS])
+    return store.as_retriever(search_kwargs={"k": 2})
 
 
 def finding(*documents: Document) -> RunnableLambda[str, list[Document]]:
