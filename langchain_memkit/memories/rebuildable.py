@@ -390,7 +390,7 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
     def list_sessions(self, user_id: str) -> list[SessionInfo]:
         """Return the user's sessions of which something is stored, the last used first.
 
-        `turns` counts what the memory stores: facts of an entity memory, records of a vector memory.
+        `turns` counts what the memory stores: facts of an entity memory; a vector memory tells the histories' turns.
         """
         return drive(self._list_sessions(check_id(user_id, "user_id")))
 
@@ -421,7 +421,7 @@ class DerivedMemoryFactory(ClosingMixin, Generic[M]):
         """Delete everything that is stored of a user for good; part of `purge_user`.
 
         Returns:
-            How many were deleted: `{"facts": n}` of an entity memory, `{"records": n}` of a vector memory,
+            How many were deleted: `{"facts": n}` of an entity memory, those of the histories of a vector memory,
             `{"preferences": n}` of a preference memory.
         """
         return drive(self._purge(check_id(user_id, "user_id")))

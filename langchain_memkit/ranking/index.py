@@ -13,14 +13,13 @@ import numpy.typing as npt
 
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.ranking.bm25 import Flags, IndexSnapshot, Postings
-from langchain_memkit.ranking.records import IndexRecord, Utterance, digest_of, index_record_of
+from langchain_memkit.ranking.records import IndexRecord, Utterance, index_record_of
 
 __all__ = [
     "Index",
     "IndexRecord",
     "UsualSimilarity",
     "Utterance",
-    "digest_of",
     "index_record_of",
     "unit_vectors",
 ]

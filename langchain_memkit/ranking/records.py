@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,19 +64,19 @@ def is_greeting(text: str, most: int = 80) -> bool:
     return bool(words) and GREETINGS.issuperset(words)
 
 
-def stems_of(said: Sequence[tuple[str, str]]) -> list[list[str]]:
+def stems_of(said: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
     """Return the words of each message of a record, given as role and text.
 
     Nobody asks for a greeting, or for the answer to one, so where the user only greets there are none.
 
     Example:
         >>> stems_of([("human", "I sing songs."), ("ai", "Which?")])
-        [['sing', 'song'], ['?']]
+        [('sing', 'song'), ('?',)]
     """
     asked = [text for role, text in said if role == "human"]
     if asked and all(map(is_greeting, asked)):
-        return [[] for _ in said]
-    return [list(tokenize_record(text)) for _, text in said]
+        return [() for _ in said]
+    return [tuple(tokenize_record(text)) for _, text in said]
 
 
 def index_record_of(document: Document) -> IndexRecord:
@@ -106,21 +105,11 @@ def index_record_of(document: Document) -> IndexRecord:
         round_id=known.get("round_id") or document.id,
         position=known.get("position") or 0,
         at=_time(known.get("created_at")),
-        said=tuple(Utterance(role, name, tuple(found)) for (role, name, *_), found in zip(spans, words, strict=True)),
+        said=tuple(Utterance(role, name, found) for (role, name, *_), found in zip(spans, words, strict=True)),
         messages=tuple(known.get("messages") or ()),
         importance=known.get("importance"),
         expires_at=_time(known.get("expires_at")),
     )
-
-
-def digest_of(text: str) -> str:
-    """Hash a text, ignoring case and white space: 32 hexadecimal digits of a SHA-256.
-
-    Example:
-        >>> digest_of("Hello  World") == digest_of("hello world ")
-        True
-    """
-    return hashlib.sha256(" ".join(text.casefold().split()).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _time(value: Any) -> datetime | None:

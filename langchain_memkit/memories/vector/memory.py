@@ -17,7 +17,14 @@ from langchain_memkit._histories import keeps_index, stored_ids
 from langchain_memkit._progress import progress_bar
 from langchain_memkit._sync import Step, adrive, cpu_bound, drive
 from langchain_memkit._timezones import TimezoneLike, check_timezone, timezone_of_query
-from langchain_memkit.errors import ConfigurationError, IdempotencyConflictError, StaleTurnError, logger
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryReadError,
+    HistoryWriteError,
+    IdempotencyConflictError,
+    StaleTurnError,
+    logger,
+)
 from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory
 from langchain_memkit.memories.vector.core import VectorMemoryConfig, check_floor
 from langchain_memkit.memories.vector.importance import plain_importance
@@ -357,18 +364,23 @@ class VectorMemory(DerivedMemory):
         history = self._core.log.histories(self._session, self._user)
         given = [message for message in messages if not is_note(message)]
         count = len(given)
-        view = await Step(lambda: history.view(max_messages=count), lambda: history.aview(max_messages=count))
+        try:
+            view = await Step(lambda: history.view(max_messages=count), lambda: history.aview(max_messages=count))
+            unsaved = await self._unsaved(history, given, view.messages)
+        except HistoryReadError as error:
+            raise HistoryWriteError(f"the turn is not stored, since what is stored cannot be read: {error}") from error
         # What is erased from now on is not to come back; if there was a load, from then on.
         epoch, since = self._began or (view.epoch, view.read_at)
         self._began = None
-        given = await self._unsaved(history, given, view.messages)
-        if not given:
+        if not unsaved:
             return
         turn_id = getattr(messages, "turn_id", None)
         options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
-        options["index"] = {VECTORS: await self._core.log.derive(self._user, given)}
+        options["index"] = {VECTORS: await self._core.log.derive(self._user, unsaved)}
         try:
-            await Step(lambda: history.append_turn(given, **options), lambda: history.aappend_turn(given, **options))
+            await Step(
+                lambda: history.append_turn(unsaved, **options), lambda: history.aappend_turn(unsaved, **options)
+            )
         except (StaleTurnError, IdempotencyConflictError) as error:
             logger.warning("vector memory does not keep a turn: %s", error)
             return

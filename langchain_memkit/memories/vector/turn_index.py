@@ -50,7 +50,7 @@ class TurnRecord:
     text: str
     said: list[list[Any]]
     messages: list[str]
-    stems: list[list[str]]
+    stems: list[tuple[str, ...]]
     is_worth: bool
     importance: float | None = None
     vector: Vector | None = None
@@ -139,23 +139,35 @@ def decode(data: bytes | None) -> TurnIndex | None:
         return None
     try:
         end = 5 + int.from_bytes(data[1:5], "big")
-        version, sketch, lines = json.loads(zlib.decompress(data[5:end]))
+        version, sketch, lines = json.loads(zlib.decompress(data[5:end]).decode())
         if version != STEMS_VERSION:
             return None
         records = []
         dims = int(sketch[0]) if sketch else 0
         vectors = np.frombuffer(data, "<f2", offset=end).astype(np.float32).reshape(-1, dims or 1)
+        # of length 1 again, which they lost by being rounded
+        vectors /= np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
         used = 0
-        for text, said, messages, stems, is_worth, has_vector, importance in lines:
-            words = [line.split() for line in stems]
-            record = TurnRecord(text, said, messages, words, bool(is_worth), importance)
+        for *line, has_vector, importance in lines:
+            record = _read_record(*line, importance)
             if has_vector:
                 record.vector = vectors[used]
                 used += 1
             records.append(record)
-    except (IndexError, TypeError, ValueError, zlib.error):
+    except (AttributeError, IndexError, TypeError, ValueError, zlib.error):
         return None
     return TurnIndex(records, tuple(sketch)) if used == len(vectors) or not dims else None
+
+
+def _read_record(text: Any, said: Any, messages: Any, stems: Any, is_worth: Any, importance: Any) -> TurnRecord:
+    """Return a record that was stored, or raise `ValueError`, `TypeError` or `AttributeError` if it is damaged."""
+    words = [tuple(line.split()) for line in stems]
+    texts = [text, *messages, *(part for role, name, _, _ in said for part in (role, name))]
+    numbers = [0 if importance is None else importance, *(place for _, _, *span in said for place in span)]
+    is_sound = all(isinstance(each, str) for each in texts) and all(isinstance(each, (int, float)) for each in numbers)
+    if not is_sound or not len(said) == len(messages) == len(words):
+        raise ValueError
+    return TurnRecord(text, said, messages, words, bool(is_worth), importance)
 
 
 def sketch_of(probe: Vector) -> Sketch:
@@ -165,6 +177,8 @@ def sketch_of(probe: Vector) -> Sketch:
 
 def same_model(one: Sketch, other: Sketch) -> bool:
     """Return whether two sketches are of the same model."""
+    if one == other:
+        return bool(one)
     if not one or not other or one[0] != other[0]:
         return False
     return all(abs(a - b) <= NEAR for a, b in zip(one[1:], other[1:], strict=False))
@@ -190,7 +204,7 @@ def _entry(record: TurnRecord, row: ChangedRow, number: int, expires_at: datetim
         round_id=f"{row.session_id}:{row.seq}",
         position=row.seq * ROOM + number,
         at=row.created_at,
-        said=tuple(Utterance(role, name, tuple(stems)) for (role, name, *_), stems in said),
+        said=tuple(Utterance(role, name, stems) for (role, name, *_), stems in said),
         messages=tuple(record.messages),
         importance=record.importance,
         expires_at=expires_at,

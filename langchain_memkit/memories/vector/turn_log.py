@@ -6,10 +6,12 @@ stored it, is made then, the newest turns first, and kept in the row.
 
 from __future__ import annotations
 
+import gc
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -27,7 +29,7 @@ from langchain_memkit.memories.vector import turn_index
 from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.rounds import Splitter
 from langchain_memkit.memories.vector.turn_index import Sketch, Stored, TurnIndex, TurnRecord, Vector
-from langchain_memkit.ranking.index import Index, IndexRecord, digest_of, unit_vectors
+from langchain_memkit.ranking.index import Index, IndexRecord, unit_vectors
 from langchain_memkit.stores.changes import ChangedRow, Place, UserLog
 from langchain_memkit.stores.history import HistoryFactory
 from langchain_memkit.stores.looks import catch_up
@@ -83,7 +85,7 @@ class UserRecords:
     rows: dict[Place, HeldRow] = field(default_factory=dict)
     stored: dict[str, Stored] = field(default_factory=dict)  # by id
     recalled: dict[Place, datetime] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)  # ids of records by the digest of their text
+    ids: dict[str, str] = field(default_factory=dict)  # of records by their text
     vectorless: bool = False  # whether vectors were left out, since it was not known of which model they are
 
     @property
@@ -101,7 +103,7 @@ class UserRecords:
         for one in found:
             self.index.add(one.entry, one.record.vector)
             self.stored[one.entry.id] = one
-            self.digests[digest_of(one.record.text)] = one.entry.id
+            self.ids[one.record.text] = one.entry.id
         return held
 
     def drop(self, place: Place) -> None:
@@ -136,8 +138,8 @@ class UserRecords:
 
     def vector_of(self, text: str) -> Vector | None:
         """Return the vector of an equal text of this user; None if there is none."""
-        one = self.stored.get(self.digests.get(digest_of(text), ""))
-        return one.record.vector if one and one.record.text == text else None
+        one = self.stored.get(self.ids.get(text, ""))
+        return one.record.vector if one else None
 
     def _drop_records(self, held: HeldRow) -> None:
         if not held.ids:
@@ -146,8 +148,24 @@ class UserRecords:
         for name in held.ids:
             self.stored.pop(name, None)
         held.ids = []
-        if len(self.digests) > 2 * len(self.stored) + MANY:
-            self.digests = {digest: name for digest, name in self.digests.items() if name in self.stored}
+        if len(self.ids) > 2 * len(self.stored) + MANY:
+            self.ids = {text: name for text, name in self.ids.items() if name in self.stored}
+
+
+@contextmanager
+def without_collector(many: bool) -> Iterator[None]:
+    """Keep the garbage collector from running, if many objects are made of which none is garbage.
+
+    It would run again and again, which takes as long as making them.
+    """
+    was_on = many and gc.isenabled()
+    if was_on:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _newest_first(rows: Iterable[HeldRow]) -> list[HeldRow]:
@@ -323,7 +341,7 @@ class TurnLog:
 
     def _take(self, held: UserRecords) -> None:
         """Hold the records of what came, and drop those of what went."""
-        with held.index.lock:
+        with held.index.lock, without_collector(held.log.unread > MANY):
             found = held.log.news()
             come = {row.place for row in found.come}
             for place in found.gone:
