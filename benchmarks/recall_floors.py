@@ -50,7 +50,6 @@ from langchain_memkit import SQLiteChatMessageHistory, VectorMemory
 from langchain_memkit._sync import drive
 from langchain_memkit.memories.vector.recalling import hit_of
 from langchain_memkit.messages.notes import records_of
-from langchain_memkit.ranking.index import digest_of
 from langchain_memkit.ranking.question import read_question
 from langchain_memkit.ranking.score import Ranking, best_first
 
@@ -110,10 +109,10 @@ class Kept:
         size = 0
         for record in best_first(self.index, asked, weights).records:
             stored = self.stored[record.entry.id].record
-            digest = digest_of(stored.text)
-            if digest in seen:
+            text = " ".join(stored.text.casefold().split())
+            if text in seen:
                 continue
-            seen.add(digest)
+            seen.add(text)
             hit = hit_of(record, None, stored, asked)
             made.append(Found(hit.message_ids, hit.text))
             size += tokens(hit.text)

@@ -153,6 +153,9 @@ class UserLog:
         """When all rows were last read."""
         self.looks = 0
         """How many looks there were."""
+        self.is_settled = False
+        """Whether the mark is so old that nothing is expected any more that changed before it."""
+        self._marked_at = 0.0
         self.lock = RLock()
         """The lock that readers and writers of the log hold."""
         self._news = Difference([], [])
@@ -184,7 +187,17 @@ class UserLog:
         self._empty.update(places)
         self._missing -= self._empty
 
-    def take(self, rows: Iterable[ChangedRow], mark: Any, looks: int, now: datetime, *, anew: bool) -> bool:
+    def take(
+        self,
+        rows: Iterable[ChangedRow],
+        mark: Any,
+        looks: int,
+        now: datetime,
+        *,
+        anew: bool,
+        began: float,
+        slack: float,
+    ) -> bool:
         """Take in what a look has read, unless another look came between: what that has read may be newer, or older.
 
         Args:
@@ -193,6 +206,8 @@ class UserLog:
             looks: How many looks there were when this one began.
             now: The present.
             anew: Whether these are all rows that there are.
+            began: When the look began, in seconds of a clock that only goes on.
+            slack: Seconds for which rows may come that changed before the mark.
 
         Returns:
             Whether they were taken in; `news` has then what changed by that.
@@ -202,6 +217,10 @@ class UserLog:
                 return False
             found = self.restart(rows, now) if anew else self.apply(rows, now)
             self._news = self._news.followed_by(found)
+            if anew or mark != self.mark:
+                self._marked_at, self.is_settled = began, False
+            elif began - self._marked_at >= slack:
+                self.is_settled = True
             self.looks, self.mark, self.looked_at = looks + 1, mark, now
             if anew:
                 self.read_at = now

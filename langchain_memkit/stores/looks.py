@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,8 +33,8 @@ async def catch_up(
         names: The names of the indexes to read.
         now: The present.
         page: The number of rows to read at a time.
-        slack: Seconds from which on before the mark rows are read again: a row may become visible after rows that
-            changed later. If one came later than that, the next turn of its session shows the gap.
+        slack: Seconds from which on before the mark rows are read again, until it is as old as that: a row may become
+            visible after rows that changed later. If one came later, the next turn of its session shows the gap.
         longest: The longest time between two looks.
         whole: How long what was missed, or was changed past memkit, may go unnoticed: then everything is read anew.
 
@@ -41,11 +42,13 @@ async def catch_up(
         HistoryReadError: The store cannot be reached or read. The log is as if no look had been made.
     """
     while True:
-        looks, since = log.looks, log.mark
+        looks, since, began = log.looks, log.mark, time.monotonic()
         is_due = _is_ago(log.looked_at, now, longest) or _is_ago(log.read_at, now, whole)
-        found = await _read_since(store, user_id, None if is_due else since, names, page, slack)
+        found = await _read_since(
+            store, user_id, None if is_due else since, names, page, 0 if log.is_settled else slack
+        )
         is_whole = is_due or found.anew
-        if log.take(found.rows, found.mark, looks, now, anew=is_whole):
+        if log.take(found.rows, found.mark, looks, now, anew=is_whole, began=began, slack=slack):
             break
     missing = log.missing
     if missing and not is_whole:

@@ -289,16 +289,16 @@ class VectorMemory(DerivedMemory):
 
     async def _index_all(self, progress: bool, batch: int = 1000) -> int:
         held = await self._core.log.look(self._user, most=0)
-        count = left = len(held.lacking())
+        count = left = len(held.lacking)
         with progress_bar(progress, "indexing", count) as advance:
             while left:
                 held = await self._core.log.look(self._user, most=batch, rates=batch)
-                done = left - len(held.lacking())
+                done = left - len(held.lacking)
                 if done <= 0:
                     break
                 advance(done)
                 left -= done
-        while held.unrated():
+        while held.unrated:
             held = await self._core.log.look(self._user, rates=batch)
         return count - left
 
@@ -388,11 +388,12 @@ class VectorMemory(DerivedMemory):
 
     async def _unsaved(self, history: Any, given: list[BaseMessage], last: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return those of the messages that its own history does not have yet, as their ids or the last texts tell."""
+        if same_messages(last, given):
+            return []
         ids = [message.id for message in given if message.id]
-        if not ids:
-            return [] if same_messages(last, given) else given
-        known = await stored_ids(history, ids)
-        return [message for message in given if message.id not in known]
+        known = await stored_ids(history, ids) if ids else set[str]()
+        # Of a turn that is there in part, a message without an id is there, too.
+        return [message for message in given if message.id and message.id not in known] if known else given
 
     async def _complete_later(self) -> None:
         """Make what was not stored with a turn, since a server has to be asked for it."""

@@ -146,7 +146,8 @@ def decode(data: bytes | None) -> TurnIndex | None:
         dims = int(sketch[0]) if sketch else 0
         vectors = np.frombuffer(data, "<f2", offset=end).astype(np.float32).reshape(-1, dims or 1)
         # of length 1 again, which they lost by being rounded
-        vectors /= np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+        lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+        vectors /= np.where(lengths > 0, lengths, 1)[:, None]
         used = 0
         for *line, has_vector, importance in lines:
             record = _read_record(*line, importance)

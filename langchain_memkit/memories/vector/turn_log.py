@@ -10,7 +10,7 @@ import gc
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -59,15 +59,11 @@ class HeldRow:
     Attributes:
         row: The row, with the index that the records were made of.
         ids: The ids of its records.
-        lacks: Whether it has no index, or one without vectors.
-        unrated: Whether its importance is to be rated.
         kept: Whether this process has stored an index for it.
     """
 
     row: ChangedRow
     ids: list[str] = field(default_factory=list)
-    lacks: bool = False
-    unrated: bool = False
     kept: bool = False
 
     @property
@@ -84,6 +80,8 @@ class UserRecords:
     index: Index = field(default_factory=Index)
     rows: dict[Place, HeldRow] = field(default_factory=dict)
     stored: dict[str, Stored] = field(default_factory=dict)  # by id
+    lacking: set[Place] = field(default_factory=set)  # rows without an index, or with one without vectors
+    unrated: set[Place] = field(default_factory=set)  # rows whose importance is to be rated
     recalled: dict[Place, datetime] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)  # of records by their text
     vectorless: bool = False  # whether vectors were left out, since it was not known of which model they are
@@ -110,16 +108,15 @@ class UserRecords:
         """Forget a row."""
         held = self.rows.pop(place, None)
         self.recalled.pop(place, None)
+        self.lacking.discard(place)
+        self.unrated.discard(place)
         if held is not None:
             self._drop_records(held)
 
-    def lacking(self) -> list[HeldRow]:
-        """Return the rows that lack something, the newest first."""
-        return _newest_first(held for held in self.rows.values() if held.lacks)
-
-    def unrated(self) -> list[HeldRow]:
-        """Return the rows that are to be rated, the newest first."""
-        return _newest_first(held for held in self.rows.values() if held.unrated)
+    def newest(self, places: Collection[Place], most: int) -> list[HeldRow]:
+        """Return the newest rows at some places."""
+        rows = [self.rows[place] for place in places]
+        return sorted(rows, key=lambda held: held.row.created_at or UNDATED, reverse=True)[:most]
 
     def evict(self, most: int | None) -> None:
         """Drop the records above a number: those that were neither said nor recalled for the longest time."""
@@ -152,6 +149,13 @@ class UserRecords:
             self.ids = {text: name for text, name in self.ids.items() if name in self.stored}
 
 
+def _note(places: set[Place], place: Place, belongs: bool) -> None:
+    if belongs:
+        places.add(place)
+    else:
+        places.discard(place)
+
+
 @contextmanager
 def without_collector(many: bool) -> Iterator[None]:
     """Keep the garbage collector from running, if many objects are made of which none is garbage.
@@ -166,10 +170,6 @@ def without_collector(many: bool) -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _newest_first(rows: Iterable[HeldRow]) -> list[HeldRow]:
-    return sorted(rows, key=lambda held: held.row.created_at or UNDATED, reverse=True)
 
 
 class TurnLog:
@@ -362,16 +362,19 @@ class TurnLog:
         index = turn_index.decode(data)
         if index is None:
             held.drop(row.place)
-            held.rows[row.place] = HeldRow(row, lacks=True, unrated=self._importance is not None)
+            held.rows[row.place] = HeldRow(row)
+            held.lacking.add(row.place)
+            _note(held.unrated, row.place, self._importance is not None)
             return
         is_ours = turn_index.same_model(index.sketch, self._sketch)
         if index.sketch and not is_ours:
             for record in index.records:
                 record.vector = None
             held.vectorless = held.vectorless or not self._sketch
-        made = held.put(row, index, self._ttl)
-        made.lacks = not index.is_embedded
-        made.unrated = self._importance is not None and any(record.importance is None for record in index.records)
+        held.put(row, index, self._ttl)
+        is_rated = self._importance is None or all(record.importance is not None for record in index.records)
+        _note(held.lacking, row.place, not index.is_embedded)
+        _note(held.unrated, row.place, not is_rated)
 
     # -- making what is lacking
 
@@ -379,7 +382,7 @@ class TurnLog:
         """Index the newest turns that lack it; return whether any of them was erased meanwhile."""
         erased: set[Place] = set()
         with held.index.lock:
-            newest = held.lacking()[:most]
+            newest = held.newest(held.lacking, most)
         is_paused = time.monotonic() - self._failed_at < self._pause
         if is_paused and all(one.ids for one in newest):
             return False
@@ -408,7 +411,7 @@ class TurnLog:
             return None  # it went, or changed, meanwhile: then it is made of what it is now
         data = turn_index.encode(index)
         made = held.put(replace(row, index={**row.index, VECTORS: data}), index, self._ttl)
-        made.lacks = not whole
+        _note(held.lacking, row.place, not whole)
         # Vectors of a row are stored once: another process may use another model, and does so as well.
         is_new = data != row.index.get(VECTORS) and (again or not made.kept)
         made.kept = made.kept or whole
@@ -439,16 +442,16 @@ class TurnLog:
     async def _rate_later(self, user_id: str, held: UserRecords, most: int) -> None:
         """Rate the newest turns that are not rated, and store that."""
         with held.index.lock:
-            newest = held.unrated()[:most]
+            newest = held.newest(held.unrated, most)
         fresh: list[tuple[Place, str, bytes]] = []
         for one in newest:
             row, index = one.row, turn_index.decode(one.data)
-            one.unrated = False  # tried once in this process
+            held.unrated.discard(row.place)  # tried once in this process
             if index is None:
                 continue
             await self._rate(index.records)
             with held.index.lock:
-                made = self._hold(held, row, index, whole=not one.lacks, again=True)
+                made = self._hold(held, row, index, whole=row.place not in held.lacking, again=True)
             fresh += [made] if made else []
             if len(fresh) == MANY:  # in parts, so that what breaks off has kept most
                 await self._keep(user_id, VECTORS, fresh)

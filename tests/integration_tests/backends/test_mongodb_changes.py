@@ -166,3 +166,26 @@ def test_a_tombstone_without_a_mark(histories: Any, collection: Any) -> None:
     history.clear()
     collection.update_one({"kind": "clear"}, {"$unset": {"changed": ""}})
     assert reader.look() == ([("s1", 1)], [])
+
+
+def test_what_is_settled_is_not_read_again(histories: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing has changed for longer than the slack, a look reads no rows, however many came together."""
+    history = histories("s1", "u1")
+    history.add_messages([message for _ in range(300) for message in TURN])
+    reader, clock = Reader(history), [100.0]
+    monkeypatch.setattr("langchain_memkit.stores.looks.time.monotonic", lambda: clock[0])
+    read = []
+    changes = history.turn_store.changes
+
+    async def counted(*args: Any) -> Any:
+        found = await changes(*args)
+        read.append(len(found.rows))
+        return found
+
+    monkeypatch.setattr(history.turn_store, "changes", counted)
+    for seconds in (0, 5, 11, 1):
+        clock[0] += seconds
+        reader.look()
+    assert read[-2] > 0 == read[-1]
+    history.append_turn(TURN)
+    assert [row.session_id for row in reader.look().come] == ["s1"]

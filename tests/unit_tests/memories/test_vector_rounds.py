@@ -120,12 +120,13 @@ def test_rounds_hold_everything_once_and_in_order(said: list[tuple[str, str]]) -
 
 @given(st.lists(st.tuples(st.sampled_from("hat"), st.text(min_size=1, max_size=400)), max_size=9), st.booleans())
 def test_what_is_stored_is_what_was_made(said: list[tuple[str, str]], is_embedded: bool) -> None:
-    """Property: an index is read as it was made, its vectors to three digits."""
+    """Property: an index is read as it was made, its vectors, of length 1, to three digits."""
     made = turn_index.derive([KINDS[kind](text) for kind, text in said], Splitter())
     if is_embedded:
         made.sketch = turn_index.sketch_of(np.ones(9, np.float32) / 3)
+        unit = np.arange(9, dtype=np.float32) / np.float32(np.sqrt(204))
         for i, record in enumerate(made.records[::2]):
-            record.vector, record.importance = np.full(9, i / 100, np.float32), float(i)
+            record.vector, record.importance = np.roll(unit, i), float(i)
     read = turn_index.decode(turn_index.encode(made))
     assert read is not None
     assert (read.sketch, read.is_embedded) == (made.sketch, made.is_embedded)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.ranking.index import Index, IndexRecord, Utterance, digest_of, index_record_of
+from langchain_memkit.ranking.index import Index, IndexRecord, Utterance, index_record_of
 from testkit.ranking import lexical
 
 WORDS = ["tea", "sea", "sky", "sun", "dog", "cat", "car"]
@@ -205,13 +205,6 @@ def test_entry_of_a_plain_document() -> None:
     assert dated.at == datetime(2024, 5, 1, tzinfo=UTC)
     with pytest.raises(ValueError, match="id"):
         index_record_of(Document("The sea."))
-
-
-def test_digests() -> None:
-    """Case and white space make no difference; other texts do; any string has one."""
-    assert digest_of("Hello\n World ") == digest_of("hello world")
-    assert digest_of("hello world") != digest_of("helloworld")
-    assert len(digest_of("\ud800")) == 32
 
 
 def test_vectors_outlast_growth() -> None:
