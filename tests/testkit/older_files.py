@@ -24,6 +24,9 @@ VECTORS = """
     CREATE TABLE IF NOT EXISTS vector_accesses (
         user_id TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (user_id, id)
     ) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS vector_generations (
+        user_id TEXT NOT NULL, session_id TEXT NOT NULL, generation TEXT NOT NULL, PRIMARY KEY (user_id, session_id)
+    ) WITHOUT ROWID;
     CREATE TRIGGER IF NOT EXISTS vectors_deleted AFTER DELETE ON vectors BEGIN
         DELETE FROM vector_accesses WHERE user_id = old.user_id AND id = old.id;
     END;
