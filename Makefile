@@ -66,7 +66,7 @@ test: $(call done,test) openssl11 ## unit and integration tests (real MongoDB); 
 test-nightly: ## the same with five times as many random examples, and every combination where `make test` tries a sample
 	MEMKIT_EXAMPLES=5 $(MAKE) test
 
-test-third-party: $(call done,third-party) openssl11 ## tests with packages of others that are large: spaCy, Chroma, FAISS, Anthropic, Google, deepagents
+test-third-party: $(call done,third-party) openssl11 ## tests with packages of others that are large: spaCy, Anthropic, Google, deepagents
 	$(IN_MEMORY) $(PYTEST) -n 2 $(PARALLEL) tests/third_party
 
 # Two at a time: each has three servers of its own.

@@ -149,8 +149,8 @@ def decode(data: bytes | None) -> TurnIndex | None:
         lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
         vectors /= np.where(lengths > 0, lengths, 1)[:, None]
         used = 0
-        for *line, has_vector, importance in lines:
-            record = _read_record(*line, importance)
+        for text, said, messages, stems, is_worth, has_vector, importance in lines:
+            record = _read_record(text, said, messages, stems, is_worth, importance)
             if has_vector:
                 record.vector = vectors[used]
                 used += 1
