@@ -173,6 +173,14 @@ class SavedTurn(list[BaseMessage]):
         self.store = store
 
 
+class GoneMessages(list[str]):
+    """Ids of messages that their history no longer shows: a list that also knows its turn store."""
+
+    def __init__(self, ids: Iterable[str], store: object) -> None:
+        super().__init__(ids)
+        self.store = store
+
+
 class Memory(ABC):
     """A memory of an app besides the history, bound to one session and its user.
 

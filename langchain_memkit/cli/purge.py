@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -25,6 +26,9 @@ BOOKKEEPING = ("entities/session/", "entities/version/", "key_value/version", "p
 
 Counts: TypeAlias = dict[tuple[str, str], int]
 """Numbers of a user's records, by kind and store."""
+
+
+Count: TypeAlias = Callable[[str], Mapping[str, int]]
 
 
 class ErasableStore(NamedTuple):
@@ -98,9 +102,7 @@ def _in_file(place: Target, opened: ExitStack) -> Iterator[ErasableStore]:
     tables = inspection.tables_of(place.path) if place.is_sqlite else frozenset()
     if "turns" in tables:
         histories = opened.enter_context(SQLiteChatMessageHistory.factory(place.path))
-        yield _histories(place.label, histories)
-        if "vectors" in tables:  # of a vector memory of version 0.1 or 0.2; the histories purge them as well
-            yield ErasableStore(place.label, histories, lambda user_id: _old_records(place.path, user_id))
+        yield _histories(place.label, histories, partial(_old_records, place.path))
     if "key_values" in tables:
         yield _keys(place.label, opened.enter_context(SQLiteKeyValueStore(place.path)))
 
@@ -124,11 +126,13 @@ def _in_database(place: Target, user_id: str, output: Output, opened: ExitStack)
             output.note(f"{where}: rows of langchain-mongodb carry no user and are left out: clear their sessions")
 
 
-def _histories(where: str, factory: AnyFactory) -> ErasableStore:
+def _histories(where: str, factory: AnyFactory, others: Count = lambda user_id: {}) -> ErasableStore:
+    """Return histories, with a function that counts what they purge besides turns."""
+
     def count(user_id: str) -> dict[str, int]:
         store = factory.turn_store  # which reads no titles, as `list_sessions` does
         sessions = store.run(store.sessions(user_id, hidden=True))
-        return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions)}
+        return {"sessions": len(sessions), "turns": sum(session.turns for session in sessions), **others(user_id)}
 
     return ErasableStore(where, factory, count)
 

@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_memkit._histories import epoch_at, has_native, stored_ids, turns_between
 from langchain_memkit._sync import ClosingMixin, Step, adrive, drive, event, gather, raise_or_call
-from langchain_memkit.base import Memory, SavedTurn, SessionInfo, check_id, describe_error, utc_now
+from langchain_memkit.base import GoneMessages, Memory, SavedTurn, SessionInfo, check_id, describe_error, utc_now
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, MemoryReadError, MemoryWriteError
 from langchain_memkit.memories.retriever import RetrieverMemory
 
@@ -115,7 +115,8 @@ async def notify_memories(
             turn.epoch = epoch
         if replaces is not None and seq:
             replaced = [t for t in await turns_between(history, replaces - 1, seq, hidden=True) if t.is_replaced]
-            ids = [message.id for each in replaced for message in each.messages if message.id]
+            gone = [message.id for each in replaced for message in each.messages if message.id]
+            ids = GoneMessages(gone, turn.store)
             if (able := _forgetting(memories)) and ids:
                 await call_all(able, "forget_messages", ids)
         await save_all(memories, turn)
@@ -161,7 +162,7 @@ async def undo_if_deleted(memories: Collection[Memory], turn: SavedTurn, history
     """
     # Their own write has already checked that the session still exists, which saves the query below.
     able = [memory for memory in _forgetting(memories) if not getattr(memory, "save_was_checked", False)]
-    ids = [message.id for message in turn if message.id]
+    ids = GoneMessages([message.id for message in turn if message.id], turn.store)
     if able and ids and has_native(history, "astored_ids") and not await stored_ids(history, ids):
         await call_all(able, "forget_messages", ids)
 

@@ -243,7 +243,7 @@ class DerivedMemory(Memory):
             A list of one note with quoted records; `[]` if nothing is related to the input, or nothing is stored.
 
         Raises:
-            ConfigurationError: The extractor is async, or the store was filled with another embedder.
+            ConfigurationError: The extractor is async.
             HistoryReadError: The store, or a history, cannot be reached or read.
         """
         return drive(self._load(query))
@@ -261,7 +261,7 @@ class DerivedMemory(Memory):
             messages: One turn or a whole conversation, oldest first. Notes from memories and summaries are left out.
 
         Raises:
-            ConfigurationError: The extractor is async, or the store was filled with another embedder.
+            ConfigurationError: The extractor is async.
             HistoryWriteError: The store failed; calling again is safe.
         """
         drive(self._save(messages))
@@ -281,7 +281,8 @@ class DerivedMemory(Memory):
     def forget_messages(self, ids: Collection[str]) -> int:
         """Delete what was taken from messages of this session: sentences, or the whole rounds that contain them.
 
-        `rebuild` restores what is still in the transcript.
+        A vector memory hides the turns with these messages; of others `rebuild` restores what is still in the
+        transcript.
 
         Args:
             ids: Ids of the messages.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from langchain_memkit.backends.sqlite.inspection import old_records
+from langchain_memkit.backends.sqlite.inspection import drop_old_records, old_records
 from langchain_memkit.base import Turn, check_path
 from langchain_memkit.errors import required_extra
 from langchain_memkit.messages.codec import decode_value
@@ -38,12 +38,12 @@ class Piece(NamedTuple):
 def vector_records_source(
     url_or_path: str | os.PathLike[str], *, database_name: str = "chat_history", collection_name: str = "vectors"
 ) -> ConversationSource:
-    """Open what `VectorMemory` of memkit 0.1 and 0.2 kept in a vector store as a source for `migrate`. Read-only.
+    """Open what `VectorMemory` of memkit 0.1 and 0.2 kept in a vector store as a source for `migrate`.
 
     It is for apps whose memory had no history of memkit beside it: each round becomes a turn with its date, so that a
     memory over the histories recalls it. Whoever has the transcripts has nothing to move, since a memory over them
     recalls them; if records were made of turns in the target, `migrate` refuses to move any, since what was erased
-    there would come back.
+    there would come back. For the same reason a session's records are deleted once all of them have arrived.
 
     Args:
         url_or_path: The SQLite file, which may be that of the histories, or a `mongodb://` URI.
@@ -68,14 +68,23 @@ def vector_records_source(
         with required_extra("mongodb", "reading MongoDB"):
             from langchain_memkit.backends.mongodb import inspection
         names = (url_or_path, database_name, collection_name)
-        # No partial: its repr, which is part of the source's, would show the password.
-        return ConversationSource(partial(_conversations, lambda: inspection.old_records(*names)), copies=OP)
-    records = partial(old_records, check_path(url_or_path))
-    return ConversationSource(partial(_conversations, records), copies=OP)
+        # No partials: their reprs, which are part of the source's, would show the password.
+        return ConversationSource(
+            partial(_conversations, lambda: inspection.old_records(*names)),
+            copies=OP,
+            drop=lambda found: inspection.drop_old_records(*names, found.user_id, str(found.session_id)),
+        )
+    path = check_path(url_or_path)
+    return ConversationSource(
+        partial(_conversations, partial(old_records, path)),
+        copies=OP,
+        drop=lambda found: drop_old_records(path, found.user_id, str(found.session_id)),
+    )
 
 
 def _conversations(records_of: Records) -> Generator[Conversation, None, None]:
-    with closing(records_of()) as records:
+    with closing(records_of()) as opened:
+        records = [*opened]  # since they are deleted one session after the other
         for (user_id, session_id), found in groupby(records, key=lambda record: (record.user_id, record.session_id)):
             if session_id:
                 yield Conversation(session_id, user_id, partial(_turns, found))

@@ -94,11 +94,13 @@ class ConversationSource:
         conversations: Iterates over them.
         size: Returns the number of rows, for the progress bar; None if it is unknown.
         copies: The prefix of the keys of turns that may have been made of the target's own. Then nothing is moved.
+        drop: Deletes a conversation that has arrived as a whole; None where the source is not to be changed.
     """
 
     conversations: Callable[[], Generator[Conversation, None, None]]
     size: Callable[[], int | None] = lambda: None
     copies: str = ""
+    drop: Callable[[Conversation], None] | None = None
 
 
 AnySource: TypeAlias = AnyFactory | ConversationSource

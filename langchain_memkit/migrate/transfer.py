@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -187,7 +188,8 @@ def migrate(
 
     The target is a factory of histories: SQLite or MongoDB, any layout, any collection. The source is one as well, or
     the result of `langchain_sql_source`, `langchain_file_source`, `langchain_memory_source`, `langgraph_source` or
-    `vector_records_source`. The source is not changed, with one exception, the in-place downgrade: with the same
+    `vector_records_source`. The source is not changed, with two exceptions. Old records of a vector memory are deleted
+    where they were, session by session, once they have arrived. And there is the in-place downgrade: with the same
     collection on both sides, `layout="turns"` as the source and `layout="langchain"` as the target, native turns
     *become* rows of langchain-mongodb.
 
@@ -237,7 +239,11 @@ def migrate(
     with progress_bar(progress, "migrating", read.size()) as advance, closing(read.conversations()) as conversations:
         for conversation in conversations:
             report.sessions += 1
+            left = len(report.skipped)
             copied = _move(conversation, target, user_id, report, advance)
+            has_arrived = len(report.skipped) == left and not dry_run
+            if read.drop is not None and has_arrived:  # else what is erased later would come back with another run
+                read.drop(conversation)
             if way_back and not dry_run:
                 # Native turns are removed only after their rows are stored, so that an interruption loses nothing.
                 store: Any = way_back.turn_store  # of MongoDB
@@ -269,14 +275,11 @@ def _refuse_copies(source: ConversationSource, target: AnyFactory, user_id: str 
     """Refuse turns that were made of the target's own: what was erased there since would come back with the others."""
     with closing(source.conversations()) as conversations:
         for conversation in conversations:
-            ids, texts = set[str](), set[str]()
-            for turn in conversation.turns():
-                ids |= {message.id for message in turn.messages if message.id}
-                texts |= {_said(turn)} if turn.messages else set()
+            given = [turn for turn in conversation.turns() if turn.messages]
             history = target(str(conversation.session_id), user_id or conversation.user_id or None)
             for turn in history.iter_turns(hidden=True):
-                is_known = _said(turn) in texts or any(message.id in ids for message in turn.messages)
-                if is_known and not turn.op.startswith(source.copies):
+                is_ours = turn.op.startswith(source.copies)
+                if not is_ours and any(_is_copy(one, turn) for one in given):
                     raise ConfigurationError(
                         f"what is to be moved was made of turns that the target holds, as in session "
                         f"{history.session_id!r}. A memory over these histories recalls them already, so there is "
@@ -284,8 +287,14 @@ def _refuse_copies(source: ConversationSource, target: AnyFactory, user_id: str 
                     )
 
 
-def _said(turn: Turn) -> str:
-    return "\n".join(message.text for message in turn.messages)
+def _is_copy(one: Turn, turn: Turn, *, within: timedelta = timedelta(hours=1)) -> bool:
+    """Return whether a turn has a message of another by its id; without ids, whether it was said then, and is equal."""
+    ids = {message.id for message in one.messages if message.id}
+    if ids:
+        return any(message.id in ids for message in turn.messages)
+    if one.created_at is None or turn.created_at is None or abs(one.created_at - turn.created_at) > within:
+        return False
+    return [message.text for message in one.messages] == [message.text for message in turn.messages]
 
 
 def reported(turns: Iterable[Turn], report: MigrationReport, where: str, advance: Advance) -> Iterator[Turn]:

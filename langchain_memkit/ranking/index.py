@@ -331,7 +331,7 @@ def unit_vectors(vectors: Sequence[Any], dims: int | None) -> list[Floats | None
         if numbers.ndim != 1 or not numbers.size or not np.isfinite(largest):
             problem = "is no list of finite numbers"
         if problem:
-            msg = f"vector {i} of the embedding model {problem}. Nothing was stored."
+            msg = f"vector {i} of the embedding model {problem}"
             raise ConfigurationError(msg)
         # divided by the largest first, so that squares neither overflow nor vanish
         scaled = numbers / largest if largest else numbers

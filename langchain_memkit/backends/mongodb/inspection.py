@@ -107,6 +107,12 @@ def old_records(uri: str, database: str, name: str) -> Generator[OldRecord, None
                 yield OldRecord(*place, found.get("round_id", ""), *dates, found.get("text"), found.get("metadata"))
 
 
+def drop_old_records(uri: str, database: str, name: str, user_id: str, session_id: str) -> None:
+    """Delete the records of a session, and what tells of it."""
+    with _server(uri, f"delete in {database}.{name} on", None, HistoryWriteError) as client:
+        client[database][name].delete_many({**scope_filter(user_id, session_id), "stamp": {"$exists": True}})
+
+
 class OldVectors:
     """A collection of such records, in which a user can be purged; a user's sessions go with them."""
 

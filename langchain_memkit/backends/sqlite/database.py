@@ -127,6 +127,9 @@ MIGRATIONS = [
 ]
 """Forward migrations; `PRAGMA user_version` counts those that were applied."""
 
+OLD_RECORDS = """SELECT COUNT(*) = 3 FROM pragma_table_info('vectors') WHERE name IN ('round_id', 'digest', 'metadata')
+    AND EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'vector_generations')"""
+"""Whether there is the table in which a vector memory of version 0.1 or 0.2 kept its records, and none of the app's."""
 OWN_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(MIGRATIONS)))
 

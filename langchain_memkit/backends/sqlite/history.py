@@ -16,7 +16,14 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack
 from uuid import uuid4
 
 from langchain_memkit import base
-from langchain_memkit.backends.sqlite.database import OWNER_ALONE, REPAIR, Database, Transactions, shared_database
+from langchain_memkit.backends.sqlite.database import (
+    OLD_RECORDS,
+    OWNER_ALONE,
+    REPAIR,
+    Database,
+    Transactions,
+    shared_database,
+)
 from langchain_memkit.base import ListPosition, SessionHead, SessionInfo, Turn, same_conversation, utc_now
 from langchain_memkit.errors import HistoryReadError, MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
@@ -694,7 +701,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
 
     def _forget_old_records(self, connection: sqlite3.Connection, where: str, given: dict[str, object]) -> None:
         """Erase what a vector memory of version 0.1 or 0.2 kept: else a migration would bring it back."""
-        if connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'vectors'").fetchone():
+        if connection.execute(OLD_RECORDS).fetchone()[0]:
             connection.execute(f"DELETE FROM vectors WHERE {where}", given)
             connection.execute(f"DELETE FROM vector_generations WHERE {where}", given)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, explain_error, file_uri
+from langchain_memkit.backends.sqlite.database import FAILURES, MIGRATIONS, OLD_RECORDS, explain_error, file_uri
 from langchain_memkit.backends.sqlite.history import checksum_of
 from langchain_memkit.base import check_path
 from langchain_memkit.errors import ConfigurationError, HistoryReadError
@@ -78,8 +78,10 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
 
 
 def count_old_records(path: str | os.PathLike[str], user_id: str) -> int:
-    """Return the number of a user's records in a file's table of vectors."""
+    """Return the number of a user's records in a file's table of vectors, if it is one of memkit's."""
     with _reading(path) as connection:
+        if not connection.execute(OLD_RECORDS).fetchone()[0]:
+            return 0
         (count,) = connection.execute("SELECT COUNT(*) FROM vectors WHERE user_id = ?", (user_id,)).fetchone()
     return int(count)
 
@@ -93,6 +95,13 @@ def old_records(path: str | os.PathLike[str]) -> Generator[OldRecord, None, None
             at = None if created_at is None else datetime.fromtimestamp(created_at, UTC)
             ends = None if expires_at is None else datetime.fromtimestamp(expires_at, UTC)
             yield OldRecord(user_id, session_id, round_id, at, ends, *said)
+
+
+def drop_old_records(path: str | os.PathLike[str], user_id: str, session_id: str) -> None:
+    """Delete the records of a session."""
+    with _reading(path, seconds=FOREIGN_SECONDS) as connection, connection:
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("DELETE FROM vectors WHERE user_id = ? AND session_id = ?", (user_id, session_id))
 
 
 @contextmanager

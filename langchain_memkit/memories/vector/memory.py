@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import base
-from langchain_memkit._histories import keeps_index, stored_ids
+from langchain_memkit._histories import keeps_index, stored_ids, turns_between
 from langchain_memkit._progress import progress_bar
 from langchain_memkit._sync import Step, adrive, cpu_bound, drive
 from langchain_memkit._timezones import TimezoneLike, check_timezone, timezone_of_query
@@ -30,7 +30,6 @@ from langchain_memkit.memories.vector.core import VectorMemoryConfig, check_floo
 from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.recalling import ASKED, SHORT, HitList, recall, search
 from langchain_memkit.memories.vector.rounds import SMALL_TALK, Splitter, TextSplitter
-from langchain_memkit.memories.vector.turn_index import ROOM
 from langchain_memkit.memories.vector.turn_log import VECTORS, TurnLog
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.text import QUESTION, truncate_with_warning
@@ -86,8 +85,8 @@ class VectorMemory(DerivedMemory):
             number is given. `search` has no floor.
         text_splitter: A splitter of langchain-text-splitters, for rounds longer than the embedder's window; default
             300 characters, cut at sentences.
-        max_records: How many records are held per user at most; beyond that those that were neither said nor recalled
-            for the longest time are left out. None for all.
+        max_records: From how many records of a user is recalled at most; beyond that those that were neither said nor
+            recalled for the longest time are left out. None for all.
         ttl: Seconds after which a record is recalled no more, though its turn stays.
         importance: A function, plain or async, from a text to its importance, 1 to 10; for example
             `create_model_importance(llm)`. Called once for each record; default `plain_importance` if the ranking
@@ -214,8 +213,8 @@ class VectorMemory(DerivedMemory):
             Hits, best first: a list that renders as a table in notebooks and has `plot()`.
 
         Raises:
-            ConfigurationError: `k` is below 1, a time is naive, or the store was filled with another embedder.
-            HistoryReadError: The store, or a history, cannot be reached or read.
+            ConfigurationError: `k` is below 1, or a time is naive.
+            HistoryReadError: The histories cannot be reached or read.
         """
         return drive(self._search(query, k, session_id, since, until))
 
@@ -341,6 +340,7 @@ class VectorMemory(DerivedMemory):
         # a greeting or thanks recalls nothing, so nothing is read for it
         if SMALL_TALK.issuperset(question.words):
             self._take_fetched()
+            self._began = None
             return []
         fetched: Index | None = self._take_fetched()
         index = await self._prefetch() if fetched is None else fetched
@@ -369,11 +369,10 @@ class VectorMemory(DerivedMemory):
             unsaved = await self._unsaved(history, given, view.messages)
         except HistoryReadError as error:
             raise HistoryWriteError(f"the turn is not stored, since what is stored cannot be read: {error}") from error
-        # What is erased from now on is not to come back; if there was a load, from then on.
-        epoch, since = self._began or (view.epoch, view.read_at)
-        self._began = None
         if not unsaved:
             return
+        # What is erased from now on is not to come back; if there was a load, from then on.
+        epoch, since = self._began or (view.epoch, view.read_at)
         turn_id = getattr(messages, "turn_id", None)
         options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
         options["index"] = {VECTORS: await self._core.log.derive(self._user, unsaved)}
@@ -382,8 +381,10 @@ class VectorMemory(DerivedMemory):
                 lambda: history.append_turn(unsaved, **options), lambda: history.aappend_turn(unsaved, **options)
             )
         except (StaleTurnError, IdempotencyConflictError) as error:
+            self._began = None
             logger.warning("vector memory does not keep a turn: %s", error)
             return
+        self._began = None  # not after another error: a retry is of the same turn
         await self._complete_later()
 
     async def _unsaved(self, history: Any, given: list[BaseMessage], last: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -392,8 +393,10 @@ class VectorMemory(DerivedMemory):
             return []
         ids = [message.id for message in given if message.id]
         known = await stored_ids(history, ids) if ids else set[str]()
-        # Of a turn that is there in part, a message without an id is there, too.
-        return [message for message in given if message.id and message.id not in known] if known else given
+        places = [i for i, message in enumerate(given) if message.id in known]
+        end = places[-1] + 1 if places else 0
+        # Of a turn that is there in part, a message without an id is there if one after it is.
+        return [message for message in given[:end] if message.id and message.id not in known] + given[end:]
 
     async def _complete_later(self) -> None:
         """Make what was not stored with a turn, since a server has to be asked for it."""
@@ -402,11 +405,16 @@ class VectorMemory(DerivedMemory):
 
     async def _delete_messages(self, ids: Collection[str]) -> int:
         """Hide the turns of this session that hold any of these messages."""
-        held, wanted = await self._core.log.look(self._user), set(ids)
-        with held.index.lock:
-            mine = [entry for entry in held.index.entries if entry.session == self._session]
-        found = {entry.position // ROOM for entry in mine if not wanted.isdisjoint(entry.messages)}
-        history = self._core.log.histories(self._session, self._user)
+        log, wanted = self._core.log, set(ids)
+        store = getattr(ids, "store", None)
+        if store is not None and log.store.is_same(store):  # the history does not show them any more
+            return 0
+        history = log.histories(self._session, self._user)
+        try:
+            turns = await turns_between(history, None)
+        except HistoryReadError as error:
+            raise HistoryWriteError(f"no turn is hidden, since they cannot be read: {error}") from error
+        found = [turn.seq for turn in turns if not wanted.isdisjoint(message.id for message in turn.messages)]
         for seq in found:
             await Step(partial(history.delete_turn, seq), partial(history.adelete_turn, seq))
         return len(found)

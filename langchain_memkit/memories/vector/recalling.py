@@ -37,7 +37,7 @@ class Hit:
     """A matching round of a conversation, or one chunk of a long round.
 
     Attributes:
-        id: Id of the record in the store.
+        id: Id of the record: session, position of the turn, number in it.
         text: The messages, one line each: `speaker: text`. If the question names a speaker, messages of others that
             share no word with it are left out.
         score: How related the record is to the question; the sum of `parts`, and what `floor` is compared with.
@@ -307,8 +307,13 @@ async def _ranked(
     if core.ranking.recency:
         question = replace(question, accessed=core.log.accesses(user_id))
     question = replace(question, vector=await _embedded(core.log, question.text))
+    surplus = core.log.surplus(user_id)
+
+    def recalls(entry: IndexRecord) -> bool:
+        return entry.id not in surplus and keep(entry)
+
     long = len(index) > MANY or len(question.text) > SHORT
-    found, count = await cpu_bound(lambda: best_first(index, question, core.ranking, keep), long=long)
+    found, count = await cpu_bound(lambda: best_first(index, question, core.ranking, recalls), long=long)
     # Without a vector every record is ranked, also those that share no word with the question: drop these.
     return (ranked for ranked in found if ranked.score > 0 or question.vector is not None), count
 

@@ -30,7 +30,7 @@ VERSION = b"\x01"
 ROOM = 1000  # records of a turn that have positions of their own
 LARGEST = 2**20  # bytes; an index that is larger is stored without vectors, since a row has room for 16 MB
 SKETCHED = 8  # numbers of a vector by which a model is recognized
-NEAR = 0.02  # by which these may differ: a provider's vectors of the same text do, a little
+NEAR = 0.32  # by which these may differ, times what numbers of a vector usually are: a provider's do, a little
 
 
 @dataclass(slots=True)
@@ -182,7 +182,8 @@ def same_model(one: Sketch, other: Sketch) -> bool:
         return bool(one)
     if not one or not other or one[0] != other[0]:
         return False
-    return all(abs(a - b) <= NEAR for a, b in zip(one[1:], other[1:], strict=False))
+    usual = one[0] ** -0.5  # in a vector of length 1
+    return all(abs(a - b) <= NEAR * usual for a, b in zip(one[1:], other[1:], strict=False))
 
 
 def stored_records(index: TurnIndex, row: ChangedRow, ttl: timedelta | None) -> list[Stored]:

@@ -11,7 +11,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -118,20 +118,17 @@ class UserRecords:
         rows = [self.rows[place] for place in places]
         return sorted(rows, key=lambda held: held.row.created_at or UNDATED, reverse=True)[:most]
 
-    def evict(self, most: int | None) -> None:
-        """Drop the records above a number: those that were neither said nor recalled for the longest time."""
+    def surplus(self, most: int | None) -> frozenset[str]:
+        """Return the ids of the records above a number: those neither said nor recalled for the longest time."""
         spare = 0 if most is None else len(self.index) - most
         if spare <= 0:
-            return
+            return frozenset()
 
         def last_use(entry: IndexRecord) -> datetime:
             recalled = self.recalled.get(self.stored[entry.id].place)
             return max(entry.at or UNDATED, recalled or UNDATED)
 
-        gone = [entry.id for entry in sorted(self.index.entries, key=last_use)[:spare]]
-        self.index.remove(gone)
-        for name in gone:
-            self.stored.pop(name, None)
+        return frozenset(entry.id for entry in sorted(self.index.entries, key=last_use)[:spare])
 
     def vector_of(self, text: str) -> Vector | None:
         """Return the vector of an equal text of this user; None if there is none."""
@@ -181,7 +178,7 @@ class TurnLog:
         splitter: Splits long texts.
         importance: Rates a text from 1 to 10; None: nothing is rated.
         ttl: How long a record is recalled; None for as long as its turn is shown.
-        max_records: How many records of a user are held at most; None for all.
+        max_records: How many records of a user are recalled at most; None for all.
         read_only: Whether nothing is stored.
         now: The clock.
         cache_bytes: How much memory the records of all users may take. The last user's stay, however many.
@@ -268,6 +265,12 @@ class TurnLog:
             found = [(at, held.rows[place].ids) for place, at in held.recalled.items() if place in held.rows]
         return {name: at for at, names in found for name in names}
 
+    def surplus(self, user_id: str) -> frozenset[str]:
+        """Return the ids of the records of a user that are above `max_records`."""
+        held = self._held(user_id)
+        with held.index.lock:
+            return held.surplus(self._max_records)
+
     async def touch(self, user_id: str, ids: Sequence[str], at: datetime) -> None:
         """Store when records were recalled, in the rows of their turns."""
         held = self._held(user_id)
@@ -349,19 +352,18 @@ class TurnLog:
                     held.drop(place)
             for row in sorted(found.come, key=lambda row: row.created_at or UNDATED):
                 self._take_row(held, row)
-            held.evict(self._max_records)
 
     def _take_row(self, held: UserRecords, row: ChangedRow) -> None:
-        if recalled := row.index.get(RECALLED):
-            held.recalled[row.place] = datetime.fromtimestamp(struct.unpack(">d", recalled)[0], UTC)
         data, known = row.index.get(VECTORS), held.rows.get(row.place)
         is_same = known is not None and data is not None and known.data == data
         if known is not None and is_same and (known.row.expires_at, known.row.epoch) == (row.expires_at, row.epoch):
             known.row = row
+            self._note_recall(held, row)
             return
         index = turn_index.decode(data)
         if index is None:
             held.drop(row.place)
+            self._note_recall(held, row)
             held.rows[row.place] = HeldRow(row)
             held.lacking.add(row.place)
             _note(held.unrated, row.place, self._importance is not None)
@@ -372,9 +374,14 @@ class TurnLog:
                 record.vector = None
             held.vectorless = held.vectorless or not self._sketch
         held.put(row, index, self._ttl)
+        self._note_recall(held, row)
         is_rated = self._importance is None or all(record.importance is not None for record in index.records)
         _note(held.lacking, row.place, not index.is_embedded)
         _note(held.unrated, row.place, not is_rated)
+
+    def _note_recall(self, held: UserRecords, row: ChangedRow) -> None:
+        with suppress(KeyError, struct.error, OverflowError, OSError, ValueError):  # damaged, or never recalled
+            held.recalled[row.place] = datetime.fromtimestamp(struct.unpack(">d", row.index[RECALLED])[0], UTC)
 
     # -- making what is lacking
 
@@ -396,10 +403,7 @@ class TurnLog:
                 erased |= {row.place for row in rows} - found
                 for place in erased:
                     held.drop(place)
-                held.evict(self._max_records)
-            await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure])
-            if not is_embedded:
-                break
+                await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure], whole=is_embedded)
         return bool(erased)
 
     def _hold(
@@ -407,14 +411,14 @@ class TurnLog:
     ) -> tuple[Place, str, bytes] | None:
         """Hold what was made of a row; return what is to be stored, if it differs from what is."""
         known = held.rows.get(row.place)
-        if known is None or known.row.op != row.op or known.row.revision != row.revision:
+        is_same = known is not None and (known.row.op, known.row.revision) == (row.op, row.revision)
+        if known is None or not is_same or known.data != row.index.get(VECTORS):
             return None  # it went, or changed, meanwhile: then it is made of what it is now
         data = turn_index.encode(index)
         made = held.put(replace(row, index={**row.index, VECTORS: data}), index, self._ttl)
         _note(held.lacking, row.place, not whole)
         # Vectors of a row are stored once: another process may use another model, and does so as well.
         is_new = data != row.index.get(VECTORS) and (again or not made.kept)
-        made.kept = made.kept or whole
         return (row.place, row.op, data) if is_new else None
 
     async def _made(
@@ -554,13 +558,22 @@ class TurnLog:
                 got = describe_value(value)
                 logger.warning("importance must return a number from 1 to 10; got %s: a record is not rated", got)
 
-    async def _keep(self, user_id: str, name: str, made: list[tuple[Place, str, bytes]]) -> None:
+    async def _keep(
+        self, user_id: str, name: str, made: list[tuple[Place, str, bytes]], *, whole: bool = False
+    ) -> None:
+        """Store what was derived from turns, and note of which rows that was all; a failure is logged."""
         if self.read_only or dry_run.get() or not made:
             return
         try:
             await self._step(lambda: self.store.keep_index(user_id, name, made))
         except HistoryWriteError as error:
             logger.warning("what was derived from %d turns is not stored, but made again: %s", len(made), error)
+            return
+        held = self._held(user_id)
+        with held.index.lock:
+            for place, _, _ in made if whole else ():
+                if place in held.rows:
+                    held.rows[place].kept = True
 
     def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
         async def asynchronous() -> T:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections import Counter
 from typing import Any
 
@@ -23,6 +25,7 @@ from langchain_memkit.testing import FakeChatModel
 from testkit.memories import RecallCases
 
 SESSIONS = 40
+ROUNDS = int(os.environ.get("MEMKIT_ROUNDS", "60"))  # with which docs/embeddings.md says what a turn costs
 ASKED = ["What is film 7?", "Which film did I see?", "Was film 12 good?", "It rains.", "What did I say of film 30?"]
 
 
@@ -53,12 +56,14 @@ async def test_a_server_that_is_down(ids: Any) -> None:
 
 @pytest.fixture
 def filled(server: Any, database: str) -> str:
-    """A database with 60 rounds of a user in 40 sessions, which have no index yet."""
+    """A database with the rounds of a user in 40 sessions, all of which have an index."""
     with MongoDBChatMessageHistory.factory(server.uri, database) as histories:
-        for i in range(60):
+        for i in range(ROUNDS):
             said = [HumanMessage(f"I saw film {i}, it was good."), AIMessage("What is it about?")]
             histories(f"s{i % SESSIONS}", "u1").add_messages(said)
         VectorMemory.factory(histories, WordLlamaEmbeddings())("s1", "u1").index(progress=False)
+    if ROUNDS >= 1000:  # what changed within ten seconds is read again, page after page
+        time.sleep(11)
     return database
 
 

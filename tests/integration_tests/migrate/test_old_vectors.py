@@ -93,12 +93,12 @@ def test_with_a_transcript(old: Old) -> None:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_without_one(old: Old, is_async: bool) -> None:
     """Rounds become turns with their dates and ids, once, and are recalled; what was cleared and purged stays away."""
-    for _ in range(2):
+    for done in ((5, 8), (1, 0)):
         if is_async:
             report = asyncio.run(amigrate(old.source, old.others, progress=False))
         else:
             report = migrate(old.source, old.others, progress=False)
-        assert (report.sessions, report.turns) == (5, 8)
+        assert (report.sessions, report.turns) == done
         [line] = report.skipped
         assert line == "session 'documents', documents: 1 of them are of no conversation, and stay where they are"
     for user, asked, best in [
@@ -127,8 +127,23 @@ def test_clear_and_purge_after_the_move(old: Old) -> None:
     old.others("alone", "nemo").clear()
     assert not any("cat" in text for text in recalled(old.others, "nemo", "What is my cat called?"))
     old.others.purge("nemo")
+    migrate(old.source, old.others, progress=False)  # again, which brings nothing back
     assert recalled(old.others, "nemo", "What is my parrot called?") == []
     assert recalled(old.others, "dory", "What is my boat called?") == ["My boat is called Argo."]
+
+
+def test_a_dry_run_deletes_nothing(old: Old) -> None:
+    """It only counts, as often as it is run."""
+    for _ in range(2):
+        assert migrate(old.source, old.others, dry_run=True, progress=False).turns == 8
+    assert old.others.list_sessions("nemo") == []
+
+
+def test_a_greeting_that_comes_again(old: Old) -> None:
+    """Equal words on another day are no copy."""
+    cello = [HumanMessage("I play the cello."), AIMessage("Since when?")]
+    old.others("alone", "nemo").append_turn(cello)
+    assert migrate(old.source, old.others, progress=False).turns == 8
 
 
 def test_a_session_that_went_on(old: Old) -> None:
