@@ -223,14 +223,15 @@ def test_turns_with_a_vector_memory_of_two_processes(
 
 
 def test_first_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
-    """The first turn of a session is a read more, and two that any memory needs; a greeting is one read more, too."""
+    """The first turn of a session is a read more, and two that any memory needs; a greeting is at most one more, too."""
     chain, _ = recalling(standalone, database, FakeChatModel())
     run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
     other: Any = {"configurable": {"session_id": "s2", "user_id": "u1"}}
     first = profile.count(lambda: run(chain, ["Who feeds the cat?"], other))
     assert first == {"find": 4 + 3, "update": 1, "insert": 1}
-    # it is read beside the history, before it is known that nothing is recalled
-    assert profile.count(lambda: run(chain, ["Hello!"], other)) == {"find": 2, "insert": 1}
+    # it is read beside the history, before it is known that nothing is recalled, unless all threads are busy
+    greeting = profile.count(lambda: run(chain, ["Hello!"], other))
+    assert greeting in ({"find": 2, "insert": 1}, {"find": 1, "insert": 1})
 
 
 def test_others_have_written_meanwhile(standalone: Any, database: str, profile: Profile) -> None:
