@@ -223,7 +223,7 @@ def test_turns_with_a_vector_memory_of_two_processes(
 
 
 def test_first_turns_with_a_vector_memory(standalone: Any, database: str, profile: Profile, run: Any) -> None:
-    """The first turn of a session is a read more, and two that any memory needs; a greeting is at most one more, too."""
+    """The first turn of a session is a read more, and two that any memory needs; a greeting is one more at most."""
     chain, _ = recalling(standalone, database, FakeChatModel())
     run(chain, ["Where is the parrot?", "Who feeds the parrot?"], CONFIG)
     other: Any = {"configurable": {"session_id": "s2", "user_id": "u1"}}
