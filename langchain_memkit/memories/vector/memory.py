@@ -363,6 +363,8 @@ class VectorMemory(DerivedMemory):
             return
         history = self._core.log.histories(self._session, self._user)
         given = [message for message in messages if not is_note(message)]
+        if not given:
+            return
         count = len(given)
         try:
             view = await Step(lambda: history.view(max_messages=count), lambda: history.aview(max_messages=count))

@@ -153,6 +153,10 @@ def test_a_turn_that_is_there_in_part(tmp_path: Path) -> None:
     memory.save([HumanMessage("Which cat?", id="1")])
     memory.save([HumanMessage("Which cat?", id="1"), AIMessage("The grey one.")])
     assert [message.text for message in histories("s1", "u1").messages] == ["Which cat?", "The grey one."]
+    note = memory.load("Which cat is grey?")
+    memory.save(note)  # of notes alone nothing is kept
+    assert len(note) == 1
+    assert len(histories("s1", "u1").messages) == 2
 
 
 def test_a_composed_memory_over_the_same_histories(tmp_path: Path) -> None:
