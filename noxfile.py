@@ -31,7 +31,7 @@ DIST = ROOT / "dist"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PARALLEL = ("-n", os.environ.get("WORKERS", "3"), "--dist", "worksteal", "-o", "tmp_path_retention_policy=failed")
 # those which need no server
-ALL_UNIT_TESTS = ("tests/unit_tests", "tests/third_party/spacy", "tests/third_party/vector_stores")
+ALL_UNIT_TESTS = ("tests/unit_tests", "tests/third_party/spacy")
 UNIT_TESTS = (*ALL_UNIT_TESTS, "--ignore", "tests/unit_tests/suites")
 RETIRED = ("-m", "needs_retired_classes")
 TOGETHER = sorted({wanted for _, wanted, _ in _LAZY.values() if "," in wanted})

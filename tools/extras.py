@@ -83,8 +83,8 @@ def spacy() -> None:
 
 
 def vector() -> None:
-    store = memkit.SQLiteVectorStore(":memory:", DeterministicFakeEmbedding(size=8))
-    memories = memkit.VectorMemory.factory(store)
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    memories = memkit.VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8))
     memories("s1", "u1").save([HumanMessage("My cat is called Nemo.", id="1")])
     assert "Nemo" in memories("s2", "u1").load("What is my cat called?")[0].text
 
