@@ -29,6 +29,7 @@ Sketch: TypeAlias = tuple[float, ...]
 VERSION = b"\x01"
 ROOM = 1000  # records of a turn that have positions of their own
 LARGEST = 2**20  # bytes; an index that is larger is stored without vectors, since a row has room for 16 MB
+MOST = 2**26  # bytes of a head, once it is no longer compressed; a longer one is damaged
 SKETCHED = 8  # numbers of a vector by which a model is recognized
 NEAR = 0.32  # by which these may differ, times what numbers of a vector usually are: a provider's do, a little
 
@@ -139,8 +140,10 @@ def decode(data: bytes | None) -> TurnIndex | None:
         return None
     try:
         end = 5 + int.from_bytes(data[1:5], "big")
-        version, sketch, lines = json.loads(zlib.decompress(data[5:end]).decode())
-        if version != STEMS_VERSION:
+        head = zlib.decompressobj().decompress(data[5:end], MOST)
+        version, sketch, lines = json.loads(head.decode())
+        is_sound = isinstance(sketch, list) and all(isinstance(number, (int, float)) for number in sketch)
+        if version != STEMS_VERSION or not is_sound:
             return None
         records = []
         dims = int(sketch[0]) if sketch else 0
@@ -155,7 +158,7 @@ def decode(data: bytes | None) -> TurnIndex | None:
                 record.vector = vectors[used]
                 used += 1
             records.append(record)
-    except (AttributeError, IndexError, TypeError, ValueError, zlib.error):
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError, zlib.error):
         return None
     return TurnIndex(records, tuple(sketch)) if used == len(vectors) or not dims else None
 
