@@ -61,6 +61,7 @@ from tools.local_mongodb import local_mongodb
 PEOPLE = ("Nemo", "Dory", "Marlin", "Coral", "Gill", "Bloat", "Peach", "Jacques", "Bubbles", "Gurgle", "Pearl", "Tad")
 NAMES = re.compile(rf"\b(?:{'|'.join(PEOPLE)})\b")
 SIZES = (200, 2_000)  # rounds that the user has
+PAST = 11.0  # seconds, after which the other sessions are of the past: a memory reads again what came within ten
 FIRST = 5  # turns that open connections and sessions, and do not count
 PACKAGES = ("langchain-mongodb", "langchain-classic", "pymongo")
 PEER, PEER_RECALLS = "peer", "peer with memory"
@@ -257,6 +258,7 @@ def main() -> None:
                     peers = {PEER: Peer(client, None), PEER_RECALLS: Peer(client, size)}
                 runner = stack.enter_context(asyncio.Runner())
                 chains = {**chains_of(size, *parts), **peers}
+                time.sleep(0 if options.quick else PAST)
                 for style in ("sync", "async"):
                     rows += [{"store": name, **row} for row in measured(chains, size, turns, style, counted, runner)]
                 for part in parts:
