@@ -276,7 +276,10 @@ def _refuse_copies(source: ConversationSource, target: AnyFactory, user_id: str 
     with closing(source.conversations()) as conversations:
         for conversation in conversations:
             given = [turn for turn in conversation.turns() if turn.messages]
-            history = target(str(conversation.session_id), user_id or conversation.user_id or None)
+            try:
+                history = target(str(conversation.session_id), user_id or conversation.user_id or None)
+            except (TypeError, ValueError):  # an id that the target refuses, which the report will name
+                continue
             for turn in history.iter_turns(hidden=True):
                 is_ours = turn.op.startswith(source.copies)
                 if not is_ours and any(_is_copy(one, turn) for one in given):
@@ -288,13 +291,17 @@ def _refuse_copies(source: ConversationSource, target: AnyFactory, user_id: str 
 
 
 def _is_copy(one: Turn, turn: Turn, *, within: timedelta = timedelta(hours=1)) -> bool:
-    """Return whether a turn has a message of another by its id; without ids, whether it was said then, and is equal."""
+    """Return whether a turn has a message of another by its id, or says the same at about the same time."""
     ids = {message.id for message in one.messages if message.id}
-    if ids:
-        return any(message.id in ids for message in turn.messages)
-    if one.created_at is None or turn.created_at is None or abs(one.created_at - turn.created_at) > within:
-        return False
-    return [message.text for message in one.messages] == [message.text for message in turn.messages]
+    if any(message.id in ids for message in turn.messages):
+        return True
+    dates = [at for at in (one.created_at, turn.created_at) if at is not None]
+    is_near = len(dates) < 2 or abs(dates[0] - dates[1]) <= within
+    return is_near and _said(one) == _said(turn)
+
+
+def _said(turn: Turn) -> list[str]:
+    return " ".join(message.text for message in turn.messages).split()
 
 
 def reported(turns: Iterable[Turn], report: MigrationReport, where: str, advance: Advance) -> Iterator[Turn]:

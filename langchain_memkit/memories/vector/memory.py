@@ -364,6 +364,7 @@ class VectorMemory(DerivedMemory):
         history = self._core.log.histories(self._session, self._user)
         given = [message for message in messages if not is_note(message)]
         if not given:
+            self._began = None
             return
         count = len(given)
         try:
@@ -372,6 +373,7 @@ class VectorMemory(DerivedMemory):
         except HistoryReadError as error:
             raise HistoryWriteError(f"the turn is not stored, since what is stored cannot be read: {error}") from error
         if not unsaved:
+            self._began = None
             return
         # What is erased from now on is not to come back; if there was a load, from then on.
         epoch, since = self._began or (view.epoch, view.read_at)
@@ -439,8 +441,8 @@ def _check_histories(histories: object) -> None:
     """Raise `ConfigurationError` for what is no factory of histories that keep what is derived from their turns."""
     if isinstance(histories, VectorStore):
         raise ConfigurationError(
-            f"a vector memory keeps what it recalls in the turns of histories, as in {OWN}, and not in a "
-            f"{type(histories).__name__}; RetrieverMemory(store.as_retriever()) quotes documents of a vector store"
+            f"a vector memory keeps what it recalls in the turns of histories, as in {OWN}, and not in a vector "
+            f"store ({type(histories).__name__}); RetrieverMemory(store.as_retriever()) quotes documents of a vector store"
         )
     if not isinstance(histories, HistoryFactory):
         kind = base.describe_type(histories, HistoryFactory)

@@ -403,7 +403,7 @@ class TurnLog:
                 erased |= {row.place for row in rows} - found
                 for place in erased:
                     held.drop(place)
-                await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure], whole=is_embedded)
+            await self._keep(user_id, VECTORS, [each for each in fresh if each[0] not in unsure], whole=is_embedded)
         return bool(erased)
 
     def _hold(
