@@ -442,7 +442,7 @@ def _check_histories(histories: object) -> None:
     if isinstance(histories, VectorStore):
         raise ConfigurationError(
             f"a vector memory keeps what it recalls in the turns of histories, as in {OWN}, and not in a vector "
-            f"store ({type(histories).__name__}); RetrieverMemory(store.as_retriever()) quotes documents of a vector store"
+            f"store ({type(histories).__name__}); RetrieverMemory(store.as_retriever()) quotes documents"
         )
     if not isinstance(histories, HistoryFactory):
         kind = base.describe_type(histories, HistoryFactory)
