@@ -397,7 +397,9 @@ def test_wrong_arguments(histories: Any) -> None:
     for given in ("chat.db", histories("s1"), lambda session_id: histories(session_id)):
         with pytest.raises(ConfigurationError, match=r"a factory of our histories, as in VectorMemory\.factory\("):
             VectorMemory.factory(given, model)  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(ConfigurationError, match=r"not in a vector store \(InMemoryVectorStore\); RetrieverMemory\(store\.as_retriever"):
+    with pytest.raises(
+        ConfigurationError, match=r"not in a vector store \(InMemoryVectorStore\); RetrieverMemory\(store\.as_retriever"
+    ):
         VectorMemory.factory(InMemoryVectorStore(model), model)  # type: ignore[arg-type]  # the form before
     with pytest.raises(ConfigurationError, match=r"not the class SQLiteChatMessageHistory$"):
         VectorMemory(SQLiteChatMessageHistory, model, "s1", user_id="u1")  # type: ignore[arg-type]  # the mistake
