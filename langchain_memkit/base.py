@@ -249,6 +249,29 @@ class Memory(ABC):
         """Run `clear` asynchronously."""
         await run_in_executor(None, self.clear)
 
+    def check_history(self, history: Any) -> None:  # noqa: B027  # most memories take any history
+        """Refuse a history that this memory cannot work with; called once before a turn. The default takes any.
+
+        Raises:
+            ConfigurationError: It cannot; the message says what to do.
+        """
+
+    def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Derive what a history is to store in the row of a turn, so that this memory finds it there.
+
+        Args:
+            history: The history that stores the turn.
+            messages: The turn as it is stored.
+
+        Returns:
+            The data by name, for `append_turn(index=)`; the default has none.
+        """
+        return {}
+
+    async def aindex_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Run `index_turn` asynchronously; the default calls it, since most memories have no index."""
+        return self.index_turn(history, messages)
+
 
 MemoryFactory: TypeAlias = Callable[..., Memory]
 """`memory(session_id, user_id=None)`: called with the configured ids, like `get_session_history`."""

@@ -371,8 +371,7 @@ class ComposedMemory(Memory):
     def check_history(self, history: Any) -> None:
         """Raise `ConfigurationError` if one of the memories cannot be used beside this history."""
         for part in self._parts:
-            if hasattr(part, "check_history"):
-                part.check_history(history)
+            part.check_history(history)
 
     def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
         """Derive what a history is to store with a turn, for those of the memories that recall from it."""

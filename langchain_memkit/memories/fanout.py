@@ -131,9 +131,8 @@ async def index_turn(memories: Sequence[Memory], history: Any, messages: Sequenc
 
     One that fails is logged: what it lacks is made later, and a turn is not lost over it.
     """
-    able = [memory for memory in memories if hasattr(memory, "index_turn")]
     found: dict[str, bytes] = {}
-    for memory, made in zip(able, await _call_each(able, "index_turn", history, messages), strict=True):
+    for memory, made in zip(memories, await _call_each(memories, "index_turn", history, messages), strict=True):
         if isinstance(made, Exception):
             logger.warning("%s did not index a turn, and does it later: %s", name_of(memory), describe_error(made))
         else:

@@ -277,8 +277,7 @@ class PromptBuilder:
                     msg = f"memories[{i}] ({type(memory).__name__}) is bound to {of}: give its factory instead"
                     raise ConfigurationError(msg)
             bound.append(memory)
-            if hasattr(memory, "check_history"):
-                memory.check_history(history)
+            memory.check_history(history)
         return BoundSession(history, is_native(history), bound, ids["user_id"])
 
     async def timezone_of(self, session: BoundSession) -> tzinfo | None:

@@ -93,6 +93,8 @@ class VectorMemory(DerivedMemory):
             weighs importance.
         reranker: A LangChain document compressor, for example a cross-encoder, that reorders the best 50.
         read_only: Store nothing, neither turns nor what is derived from them, and erase nothing.
+        cache_bytes: How much memory the records of all users may take in this process, by default 96 MiB. Those of the
+            user who asked last stay, however many they are.
         token_counter: Token counter; default an estimate of four characters per token.
         timezone: The zone in which days are quoted and meant in questions: a name ("Australia/Sydney"), a tzinfo, or a
             function of the user id, plain or async, that returns either. None: that of the chain, else UTC.
@@ -135,11 +137,13 @@ class VectorMemory(DerivedMemory):
         importance: Callable[[str], object] | None = None,
         reranker: BaseDocumentCompressor | None = None,
         read_only: bool = False,
+        cache_bytes: int = 96 * 2**20,
         token_counter: base.TokenCounterLike = None,
         timezone: TimezoneLike = None,
         now: base.Now = base.utc_now,
     ) -> None:
         self._bind(session_id, user_id)
+        base.check_size(cache_bytes, "cache_bytes", 0)
         for name, count in (("max_tokens", max_tokens), ("k", k), ("max_records", max_records)):
             if count is not None:
                 base.check_size(count, name, 1)
@@ -162,6 +166,7 @@ class VectorMemory(DerivedMemory):
             max_records=max_records,
             read_only=read_only,
             now=now,
+            cache_bytes=cache_bytes,
         )
         self._core = VectorMemoryConfig(
             log=log,

@@ -44,7 +44,6 @@ RECALLED = "recalled"
 """The name of the index that holds when a turn was last recalled."""
 PROBE = "The quick brown fox jumps over the lazy dog."
 """The text by whose vector a model is recognized."""
-CACHE_BYTES = 96 * 2**20
 UNDATED = datetime.min.replace(tzinfo=UTC)
 MANY = 50  # rows that are held without a thread
 AGAIN = 5  # looks, where turns go while it is looked at them
@@ -197,7 +196,7 @@ class TurnLog:
         max_records: int | None = None,
         read_only: bool = False,
         now: Now,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int,
         lazy: int = 1000,
         pause: float = 60.0,
     ) -> None:
