@@ -13,7 +13,7 @@ from langchain_memkit.stores.history_rows import Edit, ReplacedTurns
 Place: TypeAlias = tuple[str, int]
 """A session, and a position in it."""
 
-RowKind: TypeAlias = Literal["turn", "undo", "tombstone", "erased"]
+RowKind: TypeAlias = Literal["turn", "undo", "decision", "tombstone", "erased"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class ChangedRow:
     """A row of a user as it is now, without its messages.
 
     Attributes:
-        session_id: The session; empty for the tombstone of the user, which a purge inserts.
+        session_id: The session; empty for decisions of the user, and for the tombstone that a purge inserts.
         seq: The position.
         op: The name by which a retry finds the row.
-        kind: A turn; a row that takes an edit back; the tombstone of a clear or purge; or what is left of a turn that
-            was erased, for stores that keep its position.
+        kind: A turn; a row that takes an edit back; a decision of the user; the tombstone of a clear or purge; or what
+            is left of a turn that was erased, for stores that keep its position.
         epoch: The epoch of the session.
         base: The position of the last tombstone as of this row: up to it all is void.
         is_deleted: Whether the turn is hidden.
@@ -173,6 +173,14 @@ class UserLog:
         """Return the turns that are shown, by session and position."""
         sessions = (session.shown for _, session in sorted(self._sessions.items()))
         return [shown[seq] for shown in sessions for seq in sorted(shown)]
+
+    def decisions(self) -> list[ChangedRow]:
+        """Return the decisions of the user that hold, in the order in which they were made."""
+        session = self._sessions.get("")
+        if session is None:
+            return []
+        base = session.base
+        return [session.rows[seq] for seq in sorted(session.rows) if seq > base and session.rows[seq].kind == "decision"]
 
     @property
     def missing(self) -> frozenset[Place]:

@@ -150,6 +150,23 @@ class TurnStore(StoreBackend, ABC):
             HistoryWriteError: The database failed; `maybe_stored` must be true unless certainly nothing was stored.
         """
 
+    async def decide(self, user_id: str, name: str, data: bytes) -> None:
+        """Store a decision of a user, which no turn tells: two names are of one person, say.
+
+        It is a row without messages under an empty session id, which no caller can pass, so that it is in no list of
+        turns or sessions. `UserLog.decisions` returns it. It stays until the user is purged.
+
+        Args:
+            user_id: The user.
+            name: The index that it belongs to.
+            data: What was decided.
+
+        Raises:
+            HistoryWriteError: The database failed.
+        """
+        row = history_rows.TurnRow(f"decision:{uuid4()}", [], [], index={name: data})
+        await self.append(SessionScope(user_id, ""), Batch([], [], [row], None), None, ReadVersion())
+
     @abstractmethod
     async def page_back(self, scope: SessionScope, older: Any, limit: int, enough: PageLimit, floor: int = 0) -> Page:
         """Read a page of turns, newest first, and the state of the session, in one look at the database.

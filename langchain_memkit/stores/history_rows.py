@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from langchain_core.messages import BaseMessage
 
@@ -40,7 +40,8 @@ class TurnRow:
     """One document or row to store: encoded messages with their token counts.
 
     With `replaces` it hides every row of the session from that position up to its own. One without messages takes such
-    an edit back, whose position it replaces. `index` holds what was derived from the messages, by name.
+    an edit back, whose position it replaces; without that either, it is a decision of the user, which `index` holds.
+    `index` holds what was derived from the messages, by name.
     """
 
     op: str
@@ -52,6 +53,13 @@ class TurnRow:
     replaces: int | None = None
     trace: Mapping[str, Any] | None = None
     index: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["turn", "undo", "decision"]:
+        """What the row is: a turn, one that takes an edit back, or a decision."""
+        if self.messages:
+            return "turn"
+        return "decision" if self.replaces is None else "undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,14 @@ def may_append(head: SessionHead | None, turn: ReadVersion, purged: int, now: da
 def new_epoch() -> int:
     """Draw a random 63-bit epoch, never 0; its last bits count edits, of which there are none yet."""
     return (secrets.randbits(63 - EDITS) or 1) << EDITS
+
+
+def first_head(scope: SessionScope) -> SessionHead:
+    """Return the state of a session before its first row: it draws its epoch.
+
+    The rows of a user have that of the last purge, and none if there was none: turns that begin compare with it.
+    """
+    return SessionHead(0, new_epoch() if scope.session_id else 0, 0)
 
 
 def next_epoch(epoch: int, row: TurnRow) -> int:
@@ -352,7 +368,7 @@ def plan_append(
         msg = f"expected the session at position {expected_seq}, it is at {(head or EMPTY).seq}; read it again"
         raise errors.HistoryConflictError(msg, **batch.error_context)
     # The first turn of a session draws its epoch; later ones copy it.
-    end = head or SessionHead(0, new_epoch(), 0)
+    end = head or first_head(scope)
     end = end._replace(seq=max(end.seq, last))
     inserts: list[tuple[SessionHead, TurnRow]] = []
     for row in batch.rows:

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from langchain_core.messages import HumanMessage
 
+from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.stores.changes import ChangedRow, Difference, Place, UserLog
 from langchain_memkit.stores.history import TurnStore
 from langchain_memkit.stores.looks import catch_up
@@ -93,6 +94,36 @@ class ChangesContract(BothStyles):
         reader.store.run(reader.store.purge(user))
         assert len(reader.look().gone) == 2
         assert reader.shown() == []
+
+    def test_decisions(self, make_history: MakeHistory, call: Call, user: str) -> None:
+        """Decisions come in their order to every process, are no turns, keep no turn from being stored, and go last."""
+        history, reader = make_history("s1", user), Reader(make_history("-", user))
+        store = history.turn_store
+        begun = history.view()
+        for data in (b"one", b"two"):
+            store.run(store.decide(user, NAME, data))
+        call(history, "append_turn", exchange("a"), epoch=begun.epoch, since=begun.read_at)
+        assert [place for *place, _ in reader.shown()] == [["s1", 1]]
+        assert [row.index[NAME] for row in reader.log.decisions()] == [b"one", b"two"]
+        store.run(store.decide(user, NAME, b"three"))
+        assert (reader.look(), reader.log.decisions()[-1].index[NAME]) == (([], []), b"three")
+        assert [session.session_id for session in store.run(store.sessions(user, hidden=True))] == ["s1"]
+        call(history, "clear")
+        reader.look()
+        assert len(reader.log.decisions()) == 3
+        begun = make_history("s2", user).view()
+        store.run(store.purge(user))
+        reader.look()
+        assert reader.log.decisions() == []
+        with pytest.raises(StaleTurnError):
+            call(make_history("s2", user), "append_turn", exchange("b"), epoch=begun.epoch, since=begun.read_at)
+        store.run(store.decide(user, NAME, b"four"))
+        begun = make_history("s3", user).view()
+        store.run(store.decide(user, NAME, b"five"))
+        call(make_history("s3", user), "append_turn", exchange("c"), epoch=begun.epoch, since=begun.read_at)
+        late = Reader(make_history("-", user))
+        assert [place for *place, _ in late.shown()] == [["s3", 1]]
+        assert [row.index[NAME] for row in late.log.decisions()] == [b"four", b"five"]
 
     def test_index_made_later(self, make_history: MakeHistory, call: Call, user: str) -> None:
         """An index is kept for turns that are stored already, and not for one that was erased or is another by now."""

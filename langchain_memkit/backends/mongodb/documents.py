@@ -26,11 +26,12 @@ from langchain_memkit.stores.sessions import SessionQuery
 Kind = Literal["turn", "clear", "purge"]
 MARKERS = ["clear", "purge", "void", "opening"]
 """Kinds of documents that expire: clear and purge markers, voided turns, and a user's opening document."""
-NO_TURNS = [*MARKERS, "undo", "summary"]
-"""Kinds of documents without messages: those, what takes an edit back, and summaries."""
+NO_TURNS = [*MARKERS, "undo", "decision", "summary"]
+"""Kinds of documents without messages: those, what takes an edit back, decisions of users, and summaries."""
 ROW_KINDS: dict[object, RowKind] = {
     "turn": "turn",
     "undo": "undo",
+    "decision": "decision",
     "clear": "tombstone",
     "purge": "tombstone",
     "void": "erased",
@@ -158,7 +159,7 @@ def turn_document(
         "tokens": row.tokens,
         "token_counter": counter_name(settings.token_counter),
         "op": row.op,
-        "kind": "turn" if row.messages else "undo",
+        "kind": row.kind,
         "epoch": head.epoch,
         "base": head.base,
         "v": FORMAT_VERSION,
@@ -174,6 +175,8 @@ def turn_document(
 
 def expiry(row: TurnRow, created_at: datetime, settings: Settings) -> BsonDict:
     """Return the field `expiresAt` of a turn: by the configured time to live, else the row's own; empty if it stays."""
+    if row.kind == "decision":
+        return {}
     at = row.expires_at if settings.ttl is None else created_at + timedelta(seconds=settings.ttl)
     return {} if at is None else {"expiresAt": at}
 

@@ -207,7 +207,7 @@ class Append:
             return
         # The first turn of an empty session draws the session's epoch; every later one repeats the head's, unless it
         # replaces others.
-        end = head if head.seq else SessionHead(0, history_rows.new_epoch(), 0)
+        end = head if head.seq else history_rows.first_head(scope)
         rows, heads = [row for _, row in self.pending], list[SessionHead]()
         for row in rows:
             end = end._replace(seq=end.seq + 1, last="turn", epoch=history_rows.next_epoch(end.epoch, row))

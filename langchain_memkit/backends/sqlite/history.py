@@ -124,8 +124,8 @@ parse_json = partial(parse_cell, json.loads)
 date_of: Callable[[Any], datetime | None] = partial(parse_cell, partial(datetime.fromtimestamp, tz=UTC))
 iso_date_of: Callable[[Any], datetime | None] = partial(parse_cell, datetime.fromisoformat)
 
-Kind: TypeAlias = Literal["turn", "undo", "clear", "purge"]
-ROW_KINDS: dict[object, RowKind] = {"turn": "turn", "undo": "undo"}
+Kind: TypeAlias = Literal["turn", "undo", "decision", "clear", "purge"]
+ROW_KINDS: dict[object, RowKind] = {"turn": "turn", "undo": "undo", "decision": "decision"}
 
 EDITABLE = 8  # the version of a file from which on its rows may replace others
 SUMMARIZED = 9  # and from which on it has a table of summaries
@@ -151,8 +151,8 @@ def _changed(row: sqlite3.Row) -> ChangedRow:
 
 
 def is_turn(row: sqlite3.Row, hidden: bool = False) -> bool:
-    """Return whether a row is a turn, not one that takes an edit back, and (unless `hidden`) not soft-deleted."""
-    return row["kind"] != "undo" and (hidden or row["is_deleted"] != 1)
+    """Return whether a row is a turn, neither an undo nor a decision, and (unless `hidden`) not soft-deleted."""
+    return row["kind"] not in ("undo", "decision") and (hidden or row["is_deleted"] != 1)
 
 
 MAX_TURN = 16 * 2**20  # bytes, the limit of a MongoDB document, so that every turn stored here can be migrated there
@@ -423,7 +423,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
                 scope, batch, stored, head, purged=purged, now=now, origin=origin, expected_seq=expected_seq, last=last
             )
             for place, row in inserts:
-                self._insert(connection, scope, place, "turn" if row.messages else "undo", row)
+                self._insert(connection, scope, place, row.kind, row)
                 if row.replaces:
                     self._forget_summaries(connection, scope, row.replaces)
             return seq
@@ -650,7 +650,7 @@ class SQLiteTurnStore(Transactions, TurnStore):
         expires = None if row.expires_at is None else row.expires_at.timestamp()
         if kind in ("clear", "purge"):
             expires = (now + history_rows.MARKER_TTL).timestamp()
-        elif self._ttl is not None:
+        elif self._ttl is not None and kind != "decision":
             expires = now.timestamp() + self._ttl
         messages = json.dumps(row.messages, ensure_ascii=False)
         # the number of characters first, which is free: it is at most the number of bytes
