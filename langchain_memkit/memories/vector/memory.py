@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.documents.compressor import BaseDocumentCompressor
@@ -13,28 +12,19 @@ from langchain_core.messages import BaseMessage
 from langchain_core.vectorstores import VectorStore
 
 from langchain_memkit import base
-from langchain_memkit._histories import keeps_index, stored_ids, turns_between
-from langchain_memkit._progress import progress_bar
-from langchain_memkit._sync import Step, adrive, cpu_bound, drive
+from langchain_memkit._sync import adrive, cpu_bound, drive
 from langchain_memkit._timezones import TimezoneLike, check_timezone, timezone_of_query
 from langchain_memkit.errors import (
     ConfigurationError,
-    HistoryReadError,
-    HistoryWriteError,
-    IdempotencyConflictError,
-    StaleTurnError,
-    logger,
 )
-from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory
+from langchain_memkit.memories.over_histories import FactoryOverHistories, MemoryOverHistories, check_histories, own
 from langchain_memkit.memories.vector.core import VectorMemoryConfig, check_floor
 from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.recalling import ASKED, SHORT, HitList, recall, search
 from langchain_memkit.memories.vector.rounds import SMALL_TALK, Splitter, TextSplitter
-from langchain_memkit.memories.vector.turn_log import VECTORS, TurnLog
-from langchain_memkit.messages.notes import is_note
+from langchain_memkit.memories.vector.turn_log import TurnLog, UserRecords
 from langchain_memkit.messages.text import QUESTION, truncate_with_warning
 from langchain_memkit.messages.tokens import resolve_counter
-from langchain_memkit.messages.trimming import same_messages
 from langchain_memkit.ranking.index import Index, IndexRecord
 from langchain_memkit.ranking.question import Question, read_question
 from langchain_memkit.ranking.score import Ranking
@@ -46,10 +36,10 @@ Moment: TypeAlias = datetime | None
 """An aware time; None for no limit."""
 
 RATED = 4  # turns that are rated after a turn: its own, and what others stored meanwhile
-OWN = 'VectorMemory.factory(SQLiteChatMessageHistory.factory("memory.db"), embedding)'
+RATED_AT_ONCE = 1000
 
 
-class VectorMemory(DerivedMemory):
+class VectorMemory(MemoryOverHistories):
     r"""Recalls what was said in all sessions of a user, from the turns of memkit's histories themselves.
 
     For a question every round (a user's input with everything that followed) gets a score: how much it has to do with
@@ -118,7 +108,7 @@ class VectorMemory(DerivedMemory):
     """
 
     _core: VectorMemoryConfig
-    _began: tuple[int, datetime] | None = None  # epoch of the session in its own history, and when, at the load
+    derives_by = "embedding"
 
     def __init__(
         self,
@@ -152,7 +142,12 @@ class VectorMemory(DerivedMemory):
         if compressor is not None and not isinstance(compressor, BaseDocumentCompressor):
             kind = base.describe_type(compressor, BaseDocumentCompressor)
             raise ConfigurationError(f"reranker must be a LangChain document compressor, not {kind}")
-        _check_histories(histories)
+        if isinstance(histories, VectorStore):
+            raise ConfigurationError(
+                f"a vector memory keeps what it recalls in the turns of histories, as in {own(VectorMemory)}, and not "
+                f"in a vector store ({type(histories).__name__}); RetrieverMemory quotes documents of a retriever"
+            )
+        check_histories(histories, VectorMemory)
         weights = ranking or Ranking()
         rate = importance or (plain_importance if weights.importance else None)
         lasts = None if ttl is None else timedelta(seconds=ttl)
@@ -229,84 +224,17 @@ class VectorMemory(DerivedMemory):
         """Run `search` asynchronously."""
         return await adrive(self._search(query, k, session_id, since, until))
 
-    # -- the turn
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether reads wait for a server; see `DerivedMemory`."""
-        return self._core.log.is_remote
-
-    def check_history(self, history: Any) -> None:
-        """Raise `ConfigurationError` if a history changes what it stores, in the place where this memory reads."""
-        if self._recalls(history) and not keeps_index(history):
-            raise ConfigurationError(
-                f"{type(history).__name__} changes what it stores, and this memory reads it there as it is stored: "
-                f"give the memory histories of its own, as in {OWN}"
-            )
-
-    def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
-        """Derive what a history is to store with a turn; nothing if that history is not what this memory recalls.
-
-        Args:
-            history: The history that stores the turn.
-            messages: The turn as it is stored.
-
-        Returns:
-            The data by name, for `append_turn(index=)`.
-        """
-        return drive(self._index_turn(history, messages))
-
-    async def aindex_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
-        """Run `index_turn` asynchronously."""
-        return await adrive(self._index_turn(history, messages))
-
-    def index(self, progress: bool = True) -> int:
-        """Index all turns of the user that have no index yet, for example after an import.
-
-        A question does that as well, but for the newest 1,000 turns at a time.
-
-        Args:
-            progress: Show a progress bar if `rich` is installed.
-
-        Returns:
-            How many turns were indexed.
-
-        Raises:
-            HistoryReadError: The histories cannot be reached or read.
-        """
-        return drive(self._index_all(progress))
-
-    async def aindex(self, progress: bool = True) -> int:
-        """Run `index` asynchronously."""
-        return await adrive(self._index_all(progress))
-
-    async def _index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
-        if self.read_only or not self._recalls(history):
-            return {}
-        return {VECTORS: await self._core.log.derive(self._user, messages)}
-
-    def _recalls(self, history: Any) -> bool:
-        """Return whether a history keeps its turns where this memory looks for them."""
-        store = getattr(history, "turn_store", None)
-        is_same = store is not None and self._core.log.store.is_same(store)
-        return is_same and getattr(history, "user_id", None) == self._user
-
-    async def _index_all(self, progress: bool, batch: int = 1000) -> int:
-        held = await self._core.log.look(self._user, most=0)
-        count = left = len(held.lacking)
-        with progress_bar(progress, "indexing", count) as advance:
-            while left:
-                held = await self._core.log.look(self._user, most=batch, rates=batch)
-                done = left - len(held.lacking)
-                if done <= 0:
-                    break
-                advance(done)
-                left -= done
-        while held.unrated:
-            held = await self._core.log.look(self._user, rates=batch)
-        return count - left
-
     # -- flows
+
+    async def _index_all(self, progress: bool) -> int:
+        count = await super()._index_all(progress)
+        while (await self._core.log.look(self._user, rates=RATED_AT_ONCE)).unrated:
+            pass
+        return count
+
+    async def _complete_later(self) -> None:
+        if not self._core.log.is_whole_at_once:
+            await self._core.log.look(self._user, rates=RATED)
 
     async def _search(self, query: str, k: int, session_id: str | None, since: Moment, until: Moment) -> HitList:
         if session_id is not None:
@@ -330,9 +258,7 @@ class VectorMemory(DerivedMemory):
         return await search(self._core, self._user, question, k, keep)
 
     async def _prefetch(self) -> Index:
-        held = await self._core.log.look(self._user)
-        # What is erased from now on is not to come back when the turn is saved.
-        self._began = held.log.epoch_of(self._session), self._core.now()
+        held: UserRecords = await self._look()
         return held.index
 
     async def _load(self, query: str) -> list[BaseMessage]:
@@ -358,119 +284,8 @@ class VectorMemory(DerivedMemory):
         now = self._core.now().astimezone(zone)
         return await cpu_bound(lambda: read_question(text, now), long=len(text) > SHORT)
 
-    async def _save(self, messages: Sequence[BaseMessage]) -> None:
-        if self.read_only or not messages:
-            return
-        store = getattr(messages, "store", None)
-        self.save_was_checked = store is not None and self._core.log.store.is_same(store)
-        if self.save_was_checked:  # the turn is stored there already
-            await self._complete_later()
-            return
-        history = self._core.log.histories(self._session, self._user)
-        given = [message for message in messages if not is_note(message)]
-        if not given:
-            self._began = None
-            return
-        count = len(given)
-        try:
-            view = await Step(lambda: history.view(max_messages=count), lambda: history.aview(max_messages=count))
-            unsaved = await self._unsaved(history, given, view.messages)
-        except HistoryReadError as error:
-            raise HistoryWriteError(f"the turn is not stored, since what is stored cannot be read: {error}") from error
-        if not unsaved:
-            self._began = None
-            return
-        # What is erased from now on is not to come back; if there was a load, from then on.
-        epoch, since = self._began or (view.epoch, view.read_at)
-        turn_id = getattr(messages, "turn_id", None)
-        options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
-        options["index"] = {VECTORS: await self._core.log.derive(self._user, unsaved)}
-        try:
-            await Step(
-                lambda: history.append_turn(unsaved, **options), lambda: history.aappend_turn(unsaved, **options)
-            )
-        except (StaleTurnError, IdempotencyConflictError) as error:
-            self._began = None
-            logger.warning("vector memory does not keep a turn: %s", error)
-            return
-        self._began = None  # not after another error: a retry is of the same turn
-        await self._complete_later()
 
-    async def _unsaved(self, history: Any, given: list[BaseMessage], last: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return those of the messages that its own history does not have yet, as their ids or the last texts tell."""
-        if same_messages(last, given):
-            return []
-        ids = [message.id for message in given if message.id]
-        known = await stored_ids(history, ids) if ids else set[str]()
-        places = [i for i, message in enumerate(given) if message.id in known]
-        end = places[-1] + 1 if places else 0
-        # Of a turn that is there in part, a message without an id is there if one after it is.
-        return [message for message in given[:end] if message.id and message.id not in known] + given[end:]
-
-    async def _complete_later(self) -> None:
-        """Make what was not stored with a turn, since a server has to be asked for it."""
-        if not self._core.log.is_whole_at_once:
-            await self._core.log.look(self._user, rates=RATED)
-
-    async def _delete_messages(self, ids: Collection[str]) -> int:
-        """Hide the turns of this session that hold any of these messages."""
-        log, wanted = self._core.log, set(ids)
-        store = getattr(ids, "store", None)
-        if store is not None and log.store.is_same(store):  # the history does not show them any more
-            return 0
-        history = log.histories(self._session, self._user)
-        try:
-            turns = await turns_between(history, None)
-        except HistoryReadError as error:
-            raise HistoryWriteError(f"no turn is hidden, since they cannot be read: {error}") from error
-        found = [turn.seq for turn in turns if not wanted.isdisjoint(message.id for message in turn.messages)]
-        for seq in found:
-            await Step(partial(history.delete_turn, seq), partial(history.adelete_turn, seq))
-        return len(found)
-
-    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
-        raise ConfigurationError(
-            "a memory over histories is derived from their turns, so there is nothing to rebuild: index() makes at "
-            "once what the next questions would; langchain_memkit.migrate.migrate copies conversations of others"
-        )
-
-    async def _clear(self) -> None:
-        self._began = None
-        if self.read_only:
-            return
-        history = self._core.log.histories(self._session, self._user)
-        await Step(history.clear, history.aclear)
-
-
-def _check_histories(histories: object) -> None:
-    """Raise `ConfigurationError` for what is no factory of histories that keep what is derived from their turns."""
-    if isinstance(histories, VectorStore):
-        raise ConfigurationError(
-            f"a vector memory keeps what it recalls in the turns of histories, as in {OWN}, and not in a vector "
-            f"store ({type(histories).__name__}); RetrieverMemory(store.as_retriever()) quotes documents"
-        )
-    if not isinstance(histories, HistoryFactory):
-        kind = base.describe_type(histories, HistoryFactory)
-        raise ConfigurationError(f"histories must be a factory of our histories, as in {OWN}, not {kind}")
-    if not keeps_index(histories("-")):
-        raise ConfigurationError(
-            f"{histories!r} keeps nothing that is derived from turns: it is of another layout, or its class "
-            f"changes what is stored. Give the memory histories of its own, as in {OWN}"
-        )
-
-
-class VectorMemoryFactory(DerivedMemoryFactory["VectorMemory"]):
+class VectorMemoryFactory(FactoryOverHistories["VectorMemory"]):
     """Callable that creates vector memories over the same histories; made by `VectorMemory.factory`."""
 
     _core: VectorMemoryConfig
-
-    async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
-        histories = self._core.log.histories
-        return await Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
-
-    async def _purge(self, user_id: str) -> Mapping[str, int]:
-        log = self._core.log
-        if log.read_only:
-            return {}
-        log.forget(user_id)
-        return await Step(lambda: log.histories.purge(user_id), lambda: log.histories.apurge(user_id))

@@ -185,6 +185,8 @@ class TurnLog:
         pause: Seconds for which a failed embedding model is not asked again for turns that lack vectors.
     """
 
+    name = VECTORS
+
     def __init__(
         self,
         histories: HistoryFactory[Any],

@@ -1,0 +1,288 @@
+"""What memories over histories share: what they need of a turn lies in the turn's row, and goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from langchain_core.messages import BaseMessage
+
+from langchain_memkit import base
+from langchain_memkit._histories import keeps_index, stored_ids, turns_between
+from langchain_memkit._progress import progress_bar
+from langchain_memkit._sync import Step, adrive, drive
+from langchain_memkit.errors import (
+    ConfigurationError,
+    HistoryReadError,
+    HistoryWriteError,
+    IdempotencyConflictError,
+    StaleTurnError,
+    logger,
+)
+from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory
+from langchain_memkit.messages.notes import is_note
+from langchain_memkit.messages.trimming import same_messages
+from langchain_memkit.stores.changes import Place, UserLog
+from langchain_memkit.stores.history import HistoryFactory, TurnStore
+
+M = TypeVar("M", bound="MemoryOverHistories")
+
+BATCH = 1000  # turns that are indexed in one look
+
+
+class Held(Protocol):
+    """What a process holds of the turns of a user."""
+
+    log: UserLog
+    lacking: set[Place]
+
+
+class IndexedTurns(Protocol):
+    """The turns of all users, with what a memory derives from them; all memories of a factory share it."""
+
+    name: str
+    """The name of the index in a turn's row."""
+    read_only: bool
+    is_whole_at_once: bool
+    """Whether a turn is stored with all that is derived from it: no server, and nothing slow, has to be asked."""
+
+    @property
+    def histories(self) -> HistoryFactory[Any]:
+        """The factory of the histories."""
+
+    @property
+    def store(self) -> TurnStore:
+        """Where they keep their turns."""
+
+    async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes:
+        """Make the index of a turn that is to be stored, as far as that is quick."""
+
+    async def look(self, user_id: str, *, most: int | None = None) -> Any:
+        """Look at what changed, make what at most so many turns lack, and return what is `Held`."""
+
+    def forget(self, user_id: str) -> None:
+        """Drop what is held of a user."""
+
+    def close(self) -> None:
+        """Drop what is held of all users."""
+
+
+class MemoryOverHistories(DerivedMemory):
+    """Base class of a memory whose index lies in the rows of turns.
+
+    `_core.log` holds the turns. `clear` clears the session in the histories, `forget_messages` hides turns there, and
+    `purge` of the factory purges the user there.
+    """
+
+    derives_by = "..."
+    """What derives the index from a turn, for errors."""
+
+    _began: tuple[int, datetime] | None = None  # epoch of the session in its own history, and when, at the load
+
+    @property
+    def _log(self) -> IndexedTurns:
+        log: IndexedTurns = self._core.log
+        return log
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether reads wait for a server; see `DerivedMemory`."""
+        return self._log.store.is_remote
+
+    def check_history(self, history: Any) -> None:
+        """Raise `ConfigurationError` if a history changes what it stores, in the place where this memory reads."""
+        if self._recalls(history) and not keeps_index(history):
+            raise ConfigurationError(
+                f"{type(history).__name__} changes what it stores, and this memory reads it there as it is stored: "
+                f"give the memory histories of its own, as in {own(type(self))}"
+            )
+
+    def index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Derive what a history is to store with a turn; nothing if that history is not what this memory recalls.
+
+        Args:
+            history: The history that stores the turn.
+            messages: The turn as it is stored.
+
+        Returns:
+            The data by name, for `append_turn(index=)`.
+        """
+        return drive(self._index_turn(history, messages))
+
+    async def aindex_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        """Run `index_turn` asynchronously."""
+        return await adrive(self._index_turn(history, messages))
+
+    def index(self, progress: bool = True) -> int:
+        """Index all turns of the user that have no index yet, for example after an import.
+
+        A question does that as well, but for the newest 1,000 turns at a time.
+
+        Args:
+            progress: Show a progress bar if `rich` is installed.
+
+        Returns:
+            How many turns were indexed.
+
+        Raises:
+            HistoryReadError: The histories cannot be reached or read.
+        """
+        return drive(self._index_all(progress))
+
+    async def aindex(self, progress: bool = True) -> int:
+        """Run `index` asynchronously."""
+        return await adrive(self._index_all(progress))
+
+    async def _index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
+        if self.read_only or not self._recalls(history):
+            return {}
+        return {self._log.name: await self._log.derive(self._user, messages)}
+
+    def _recalls(self, history: Any) -> bool:
+        """Return whether a history keeps its turns where this memory looks for them."""
+        store = getattr(history, "turn_store", None)
+        is_same = store is not None and self._log.store.is_same(store)
+        return is_same and getattr(history, "user_id", None) == self._user
+
+    async def _index_all(self, progress: bool) -> int:
+        held = await self._log.look(self._user, most=0)
+        count = left = len(held.lacking)
+        with progress_bar(progress, "indexing", count) as advance:
+            while left:
+                held = await self._log.look(self._user, most=BATCH)
+                done = left - len(held.lacking)
+                if done <= 0:
+                    break
+                advance(done)
+                left -= done
+        return count - left
+
+    async def _look(self) -> Any:
+        """Look at what changed, and note the present: what is erased from now on is not to come back with a save."""
+        held = await self._log.look(self._user)
+        self._began = held.log.epoch_of(self._session), self._core.now()
+        return held
+
+    async def _save(self, messages: Sequence[BaseMessage]) -> None:
+        if self.read_only or not messages:
+            return
+        store = getattr(messages, "store", None)
+        self.save_was_checked = store is not None and self._log.store.is_same(store)
+        if self.save_was_checked:  # the turn is stored there already
+            await self._complete_later()
+            return
+        history = self._log.histories(self._session, self._user)
+        given = [message for message in messages if not is_note(message)]
+        if not given:
+            self._began = None
+            return
+        count = len(given)
+        try:
+            view = await Step(lambda: history.view(max_messages=count), lambda: history.aview(max_messages=count))
+            unsaved = await self._unsaved(history, given, view.messages)
+        except HistoryReadError as error:
+            raise HistoryWriteError(f"the turn is not stored, since what is stored cannot be read: {error}") from error
+        if not unsaved:
+            self._began = None
+            return
+        # What is erased from now on is not to come back; if there was a load, from then on.
+        epoch, since = self._began or (view.epoch, view.read_at)
+        turn_id = getattr(messages, "turn_id", None)
+        options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
+        options["index"] = {self._log.name: await self._log.derive(self._user, unsaved)}
+        try:
+            await Step(
+                lambda: history.append_turn(unsaved, **options), lambda: history.aappend_turn(unsaved, **options)
+            )
+        except (StaleTurnError, IdempotencyConflictError) as error:
+            self._began = None
+            logger.warning("%s does not keep a turn: %s", type(self).__name__, error)
+            return
+        self._began = None  # not after another error: a retry is of the same turn
+        await self._complete_later()
+
+    async def _unsaved(self, history: Any, given: list[BaseMessage], last: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return those of the messages that its own history does not have yet, as their ids or the last texts tell."""
+        if same_messages(last, given):
+            return []
+        ids = [message.id for message in given if message.id]
+        known = await stored_ids(history, ids) if ids else set[str]()
+        places = [i for i, message in enumerate(given) if message.id in known]
+        end = places[-1] + 1 if places else 0
+        # Of a turn that is there in part, a message without an id is there if one after it is.
+        return [message for message in given[:end] if message.id and message.id not in known] + given[end:]
+
+    async def _complete_later(self) -> None:
+        """Make what was not stored with a turn, since that was not quick."""
+        if not self._log.is_whole_at_once:
+            await self._log.look(self._user)
+
+    async def _delete_messages(self, ids: Collection[str]) -> int:
+        """Hide the turns of this session that hold any of these messages."""
+        store = getattr(ids, "store", None)
+        if store is not None and self._log.store.is_same(store):  # the history does not show them any more
+            return 0
+        wanted = set(ids)
+        history = self._log.histories(self._session, self._user)
+        try:
+            turns = await turns_between(history, None)
+        except HistoryReadError as error:
+            raise HistoryWriteError(f"no turn is hidden, since they cannot be read: {error}") from error
+        found = [turn.seq for turn in turns if not wanted.isdisjoint(message.id for message in turn.messages)]
+        for seq in found:
+            await Step(partial(history.delete_turn, seq), partial(history.adelete_turn, seq))
+        return len(found)
+
+    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
+        raise ConfigurationError(
+            "a memory over histories is derived from their turns, so there is nothing to rebuild: index() makes at "
+            "once what the next questions would; langchain_memkit.migrate.migrate copies conversations of others"
+        )
+
+    async def _clear(self) -> None:
+        self._began = None
+        if self.read_only:
+            return
+        history = self._log.histories(self._session, self._user)
+        await Step(history.clear, history.aclear)
+
+
+class FactoryOverHistories(DerivedMemoryFactory[M]):
+    """Base class of the factories of memories over histories."""
+
+    async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
+        histories = self._core.log.histories
+        return await Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
+
+    async def _purge(self, user_id: str) -> Mapping[str, int]:
+        log = self._core.log
+        if log.read_only:
+            return {}
+        log.forget(user_id)
+        found: Mapping[str, int] = await Step(
+            lambda: log.histories.purge(user_id), lambda: log.histories.apurge(user_id)
+        )
+        return found
+
+    def close(self) -> None:
+        """Empty the cache; the histories stay open."""
+        self._core.log.close()
+
+
+def own(memory: type[MemoryOverHistories]) -> str:
+    """Return how to give a memory histories of its own, for an error."""
+    return f'{memory.__name__}.factory(SQLiteChatMessageHistory.factory("memory.db"), {memory.derives_by})'
+
+
+def check_histories(histories: object, memory: type[MemoryOverHistories]) -> None:
+    """Raise `ConfigurationError` for what is no factory of histories that keep what is derived from their turns."""
+    if not isinstance(histories, HistoryFactory):
+        kind = base.describe_type(histories, HistoryFactory)
+        raise ConfigurationError(f"histories must be a factory of our histories, as in {own(memory)}, not {kind}")
+    if not keeps_index(histories("-")):
+        raise ConfigurationError(
+            f"{histories!r} keeps nothing that is derived from turns: it is of another layout, or its class "
+            f"changes what is stored. Give the memory histories of its own, as in {own(memory)}"
+        )
