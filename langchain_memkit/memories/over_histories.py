@@ -56,8 +56,8 @@ class IndexedTurns(Protocol):
     def store(self) -> TurnStore:
         """Where they keep their turns."""
 
-    async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes:
-        """Make the index of a turn that is to be stored, as far as that is quick."""
+    async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes | None:
+        """Make the index of a turn that is to be stored, as far as that is quick; None if it follows later."""
 
     async def look(self, user_id: str, *, most: int | None = None) -> Any:
         """Look at what changed, make what at most so many turns lack, and return what is `Held`."""
@@ -138,7 +138,11 @@ class MemoryOverHistories(DerivedMemory):
     async def _index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
         if self.read_only or not self._recalls(history):
             return {}
-        return {self._log.name: await self._log.derive(self._user, messages)}
+        return await self._derived(messages)
+
+    async def _derived(self, messages: Sequence[BaseMessage]) -> dict[str, bytes]:
+        made = await self._log.derive(self._user, messages)
+        return {} if made is None else {self._log.name: made}
 
     def _recalls(self, history: Any) -> bool:
         """Return whether a history keeps its turns where this memory looks for them."""
@@ -191,7 +195,7 @@ class MemoryOverHistories(DerivedMemory):
         epoch, since = self._began or (view.epoch, view.read_at)
         turn_id = getattr(messages, "turn_id", None)
         options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
-        options["index"] = {self._log.name: await self._log.derive(self._user, unsaved)}
+        options["index"] = await self._derived(unsaved)
         try:
             await Step(
                 lambda: history.append_turn(unsaved, **options), lambda: history.aappend_turn(unsaved, **options)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
 from langchain_memkit._timezones import in_timezone
 from langchain_memkit.matching.names import display_form
-from langchain_memkit.memories.entity.registry import EntityRegistry, Limits
+from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.messages.text import printable, printable_html
 
@@ -24,7 +23,7 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
         form = display_form(row.surface) or row.key
         spellings[form] += 1
         own[form] += groups.root[row.key] == root  # short names never become the display name
-    spellings.update({rule.name: 0 for rule in book.rules.values() if groups.shown.get(root) == rule.other})
+    spellings.update({rule.name: 0 for rule in book.rules if groups.shown.get(root) == rule.other})
 
     def quality(form: str) -> tuple[bool, int, bool, int, str]:
         return form != form.lower(), own[form], form != form.upper(), len(form), form
@@ -35,25 +34,20 @@ def display_name(book: EntityRegistry, root: str) -> tuple[str, list[str]]:
     return best, sorted(spellings.keys() - {best}, key=lambda form: (-spellings[form], form))
 
 
-def facts_about(book: EntityRegistry, name: str, now: datetime) -> list[FactRow]:
+def facts_about(book: EntityRegistry, name: str) -> list[FactRow]:
     """Return the facts of every entity that a name may mean, oldest first; a sentence about two of them once."""
-    return list(book.rows(book.asked([book.key_of(name) or ""], name), now).values())
+    return list(book.rows(book.asked([book.key_of(name) or ""], name)).values())
 
 
-def list_entities(
-    book: EntityRegistry, limits: Limits, now: datetime, gone: Container[tuple[str, str]], zone: tzinfo
-) -> EntityList:
-    """List all entities of a registry, the last mentioned first, without facts of messages that no longer exist."""
+def list_entities(book: EntityRegistry, zone: tzinfo, most: int) -> EntityList:
+    """List all entities of a registry, the last mentioned first, each with at most so many facts, the newest."""
     found = EntityList()
     for root in book.groups.parts:
-        rows = {k: row for k, row in book.rows([root], now).items() if (row.session, row.message) not in gone}
-        if not rows:
-            continue
+        rows = book.rows([root], most)
         (name, aliases), kind = display_name(book, root), book.groups.kinds.get(root, "")
         maybe = sorted(display_name(book, other)[0] for other in book.groups.maybe.get(root, ()))
         said = book.description(root, rows)
-        newest = [*rows.values()][-limits.facts :]
-        facts = [fact_of(row, zone) for row in newest]
+        facts = [fact_of(row, zone) for row in rows.values()]
         since, last, text = facts[0].created_at, facts[-1].created_at, said.text if said else ""
         found.append(Entity(name, kind, tuple(aliases), tuple(maybe), tuple(facts), since, last, text))
     found.sort(key=lambda entity: entity.name)

@@ -7,18 +7,18 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
 from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
 from langchain_memkit.matching.names import PERSON, is_common_word, kind_of, without_amount
 from langchain_memkit.memories.entity.registry import EntityRegistry, forms_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
 from langchain_memkit.memories.entity.statements import NameSpan, statements
-from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean
+from langchain_memkit.memories.rebuildable import clean
 from langchain_memkit.messages.text import MESSAGE, limit_words, sentence_spans, without_records
 from langchain_memkit.messages.trimming import is_user_message
 
@@ -30,7 +30,7 @@ NAMED = 500  # names used per message
 POSSESSIVE = ("'s", "\u2019s")
 
 
-def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
+def message_facts(session_id: str, messages: Sequence[BaseMessage], at: datetime) -> list[FactRow]:
     """Return a fact about nobody yet for each human and AI message: its text is the whole text of the message.
 
     Tool results, system lines and empty messages are left out. Message `i` is dated `i` microseconds after the turn,
@@ -38,7 +38,7 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
     """
     found: list[FactRow] = []
     seen: Counter[str] = Counter()
-    for i, message in enumerate(segment.messages):
+    for i, message in enumerate(messages):
         if not (isinstance(message, AIMessage) or is_user_message(message)):
             continue
         role = "ai" if isinstance(message, AIMessage) else "human"
@@ -52,8 +52,9 @@ def message_facts(session_id: str, segment: Segment) -> list[FactRow]:
         digest = hashlib.sha256(f"{role}\n{seen[role + text]}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         seen[role + text] += 1
         speaker, known = clean(message.name or "")[:MOST], clean(message.id or f"text-{digest[:24]}")
-        given, at = bool(message.id) and segment.has_ids, (segment.at or UNDATED) + timedelta(microseconds=i)
-        found.append(FactRow(text, role, speaker, session_id, known, given, at, segment.epoch, segment.expires_at))
+        found.append(
+            FactRow(text, role, speaker, session_id, known, bool(message.id), at + timedelta(microseconds=i), i)
+        )
     return found
 
 

@@ -6,18 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from typing import TypeAlias
 
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._timezones import in_timezone
-from langchain_memkit.base import Query, TokenCounter, same_conversation
+from langchain_memkit.base import TokenCounter
 from langchain_memkit.matching.normalize import fold_text
 from langchain_memkit.memories.entity.listing import display_name
 from langchain_memkit.memories.entity.mentions import find_names
 from langchain_memkit.memories.entity.registry import EntityRegistry, FactTexts, fact_order
-from langchain_memkit.memories.entity.rows import FactRow, id_in
+from langchain_memkit.memories.entity.rows import FactRow
 from langchain_memkit.memories.entity.statements import NameSpan
 from langchain_memkit.messages.notes import Record, lines_of, note_message
 from langchain_memkit.messages.tokens import count_text, count_tokens
@@ -32,7 +32,6 @@ class EntityCandidate:
     words: set[str]  # of the question, without the names
     seen: Container[tuple[str, str]]  # messages (session and id) that the model sees anyway
     description: str  # what a model said of it; empty without one
-    behind: Sequence[FactRow]  # the facts that the description was made from
     texts: FactTexts  # what is known of each sentence
     zone: tzinfo  # in which days are quoted
 
@@ -60,12 +59,6 @@ class EntityCandidate:
         ranks = [(math.fsum([weights[word] for word in words]), i) for i, words in shown]
         return [self.rows[i] for _, i in sorted(ranks, reverse=True)]
 
-    def leave_out(self, gone: Container[tuple[str, str]]) -> None:
-        """Remove facts of erased messages (session and id), and the description if it was made from one of them."""
-        self.rows = [row for row in self.rows if (row.session, row.message) not in gone]
-        if any((row.session, row.message) in gone for row in self.behind):
-            self.description, self.behind = "", ()
-
     def records(self, rows: Sequence[FactRow]) -> list[Record]:
         """Return what is shown of the entity: its description, and these facts."""
         found = [Record(self.description, about=self.name, role="summary")] if self.description else []
@@ -82,24 +75,20 @@ def candidates(
     asked: str,
     mentions: Sequence[NameSpan],
     session_id: str,
-    now: datetime,
     zone: tzinfo,
+    most: int,
 ) -> list[EntityCandidate]:
-    """Return the entities that a question names, in the order of mention, with the facts that may be shown."""
+    """Return the entities that a question names, in the order of mention, each with its newest facts."""
     spots = find_names(asked, mentions, book, asked=True)
     seen = {(session_id, message.id) for message in getattr(query, "seen", ()) if message.id}
-    epoch = query.epoch if isinstance(query, Query) else 0
     words = set(fold_text(asked).split()) - {word for spot in spots for word in fold_text(spot.surface).split()}
     topics = []
     for root in book.asked([spot.key for spot in spots], asked):
-        # Facts of this session from another epoch belong to an erased conversation.
-        rows = book.rows([root], now)
-        live = {k: row for k, row in rows.items() if row.session != session_id or same_conversation(row.epoch, epoch)}
-        said = book.description(root, live)
-        behind = [row for key, row in live.items() if said and id_in(key) in said.facts]
+        rows = book.rows([root], most)
+        said = book.description(root, rows)
         name = display_name(book, root)[0]
         told = said.text if said else ""
-        topics.append(EntityCandidate(name, list(live.values()), words, seen, told, behind, book.texts, zone))
+        topics.append(EntityCandidate(name, list(rows.values()), words, seen, told, book.texts, zone))
     return topics
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from heapq import nsmallest
 from itertools import pairwise
-from typing import NamedTuple
 
 from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
 from langchain_memkit.matching.names import (
@@ -22,7 +21,8 @@ from langchain_memkit.matching.names import (
     relation,
 )
 from langchain_memkit.matching.normalize import fold_text
-from langchain_memkit.memories.entity.rows import DescriptionRow, EntityKeys, FactRow, ResolutionRule, id_in
+from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, ResolutionRule, id_in
+from langchain_memkit.stores.changes import Place
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 RECENT = 64  # forms in the small index, which is rebuilt whenever one is added
@@ -89,7 +89,7 @@ class EntityClusters:
 
     # the root of each name
     root: dict[str, str] = field(default_factory=dict)
-    # the store keys of the facts of each root
+    # the keys of the facts of each root, oldest first
     parts: dict[str, list[str]] = field(default_factory=dict)
     # for words with which longer names begin or end, these names
     longer: dict[str, list[str]] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def resolve_entities(
     for name in names:
         totals.setdefault(root[name], Counter()).update(votes[name])
     groups.kinds = {entity: majority_kind(count) for entity, count in totals.items()}
-    for key, row in facts.items():
+    for key, row in sorted(facts.items(), key=lambda pair: fact_order(pair[1])):
         groups.parts.setdefault(groups.owner(row), []).append(key)
     for a, b in pairs:
         first, second = root[a], root[b]
@@ -209,13 +209,6 @@ MOST_SHORT = 4  # letters: shorter names have one spelling
 ROLES = frozenset({"agent", "ai", "assistant", "bot", "human", "model", "system", "tool", "user"})
 
 
-class Limits(NamedTuple):
-    """How many facts are kept per entity (`facts`) and per user (`total`)."""
-
-    facts: int
-    total: int
-
-
 def fact_order(row: FactRow) -> tuple[datetime, str, int, str]:
     """Return the sort key of a fact: by time, with ties broken the same way for every reader."""
     return row.at, row.message, row.start, row.text
@@ -232,24 +225,19 @@ class FactTexts(dict[str, tuple[str, frozenset[str]]]):
 
 
 class EntityRegistry:
-    """All rows of one user, indexed by name. Not thread-safe: `EntityCache` guards it with a lock.
+    """All facts of one user, indexed by name. Not thread-safe: `EntityLog` guards it with a lock.
 
     Entities, surface forms and near names are derived from the rows; the derived parts that a change affects are
     dropped and computed again when they are next needed. `vocabulary` holds the names that the app passed as `names=`,
     each with its type, which is empty if none was given.
     """
 
-    def __init__(self, keys: EntityKeys, vocabulary: Mapping[str, str]) -> None:
-        self.keys = keys
-        self.versions: frozenset[str] = frozenset()
+    def __init__(self, vocabulary: Mapping[str, str]) -> None:
         self.facts: dict[str, FactRow] = {}
         self.texts = FactTexts()
-        self.rules: dict[str, ResolutionRule] = {}
-        self.descriptions: dict[str, DescriptionRow] = {}
-        self.unreadable: set[str] = set()
-        self.generations: dict[str, set[str]] = {}
+        self.rules: list[ResolutionRule] = []
+        self.descriptions: dict[Place, list[DescriptionRow]] = {}
         self.names: dict[str, Counter[str]] = {}  # the types in the facts of each name; empty where nobody told it
-        self._expiring: set[str] = set()
         self._vocabulary = vocabulary
         self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
         self._speakers: dict[str, str] = {}
@@ -263,13 +251,11 @@ class EntityRegistry:
     # -- what is in it
 
     def add(self, key: str, row: FactRow) -> None:
-        """Add a fact under its store key; do nothing if the key is known."""
+        """Add a fact under its key; do nothing if the key is known."""
         if key in self.facts:
             return
         self.facts[key] = row
         self._compare(row.key)
-        if row.expires_at:
-            self._expiring.add(key)
         votes = self.names.setdefault(row.key, Counter())
         before = majority_kind(votes)
         votes[row.label] += 1
@@ -278,7 +264,8 @@ class EntityRegistry:
         groups = self._groups
         since = groups.since.get((row.key, row.session), NEVER) if groups else NEVER
         if groups and since <= row.at and majority_kind(votes) == before:
-            groups.parts.setdefault(groups.owner(row), []).append(key)
+            keys = groups.parts.setdefault(groups.owner(row), [])
+            insort(keys, key, key=lambda each: fact_order(self.facts[each]))
         else:
             self._groups = None
         for form, name in forms_of(row.surface, row.key, row.label):
@@ -287,7 +274,7 @@ class EntityRegistry:
         self.add_speaker(row.speaker)
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove facts by store key; unknown keys are ignored."""
+        """Remove facts by key; unknown keys are ignored."""
         gone = False
         for key in keys:
             row = self.facts.pop(key, None)
@@ -295,7 +282,6 @@ class EntityRegistry:
                 continue
             self._groups = None
             self.texts.pop(row.text, None)
-            self._expiring.discard(key)
             self.names[row.key] -= Counter((row.label,))
             for _, name in forms_of(row.surface, row.key, row.label):
                 self._firm[name] -= _is_firm(row)
@@ -305,10 +291,10 @@ class EntityRegistry:
         if gone:
             self._refresh_forms()
 
-    def change_rules(self, rules: dict[str, ResolutionRule]) -> None:
-        """Replace all rules (merges, splits, renames) by these."""
+    def change_rules(self, rules: list[ResolutionRule]) -> None:
+        """Replace all rules (merges, splits, renames) by these, oldest first."""
         if rules != self.rules:
-            self.rules = dict(sorted(rules.items()))
+            self.rules = rules
             self._groups = None
             self._refresh_forms()
 
@@ -317,38 +303,6 @@ class EntityRegistry:
         if speaker and speaker not in self._speakers and (key := name_key(speaker, given=True)) and key not in ROLES:
             self._speakers[speaker] = key
             self.forms.add(speaker, key)
-
-    def contains(self, row: FactRow, besides: Collection[str] = ()) -> bool:
-        """Return whether the fact is stored in any live generation of its session, under a key not in `besides`."""
-        stored = (self.keys.fact(g, row) for g in self.generations.get(row.session, ()))
-        return any(key in self.facts and key not in besides for key in stored)
-
-    def of_session(self, session: str) -> list[str]:
-        """Return the store keys of all facts of a session."""
-        return [key for key, row in self.facts.items() if row.session == session]
-
-    def expired(self, now: datetime) -> list[str]:
-        """Return the store keys of facts that have expired by `now`."""
-        return [key for key in self._expiring if (end := self.facts[key].expires_at) and end <= now]
-
-    def surplus(self, limits: Limits, now: datetime) -> list[str]:
-        """Return the store keys of facts to delete: expired ones, and the oldest of those over the limits."""
-        # evict 5% more than needed: at the limit every further turn would have to search for the oldest facts again
-        gone = set(self.expired(now))
-        # So few facts cannot exceed either limit; this saves resolving the entities in most turns.
-        if len(self.facts) - len(gone) <= min(limits):
-            return sorted(gone)
-        for keys in self.groups.parts.values():
-            found = [key for key in keys if key not in gone] if len(keys) > limits.facts else []
-            if len(found) > limits.facts:  # not by expired facts alone
-                gone.update(self._oldest(found, len(found) - limits.facts + limits.facts // 20))
-        if len(self.facts) - len(gone) > limits.total:
-            fewer = limits.total - limits.total // 20
-            gone.update(self._oldest(self.facts.keys() - gone, len(self.facts) - len(gone) - fewer))
-        return sorted(gone)
-
-    def _oldest(self, keys: Iterable[str], n: int) -> list[str]:
-        return nsmallest(n, keys, key=lambda key: fact_order(self.facts[key]))
 
     # -- names
 
@@ -368,7 +322,7 @@ class EntityRegistry:
         are never weak.
         """
         strong = " " in key or key in self._given or self._firm[key] or key in self._speakers.values()
-        return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules.values())
+        return not strong and not any(key in (rule.key, rule.other_key) for rule in self.rules)
 
     def key_of(self, name: str) -> str | None:
         """Return the key of a name, or None; a common word counts as a name only if it is known as one."""
@@ -377,7 +331,7 @@ class EntityRegistry:
 
     def _refresh_forms(self) -> None:
         """Rebuild the surface forms from all rows, so that names that are gone are no longer found."""
-        rules = [pair for rule in self.rules.values() for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
+        rules = [pair for rule in self.rules for pair in ((rule.name, rule.key), (rule.other, rule.other_key))]
         pairs = [*rules, *self._speakers.items()]
         for form, kind in self._vocabulary.items():
             pairs += forms_of(form, str(name_key(form, given=True)), kind)
@@ -405,7 +359,7 @@ class EntityRegistry:
         if self._groups is None:
             given = {key: Counter({kind: 10**9}) for key, kind in self._given.items() if kind}  # outvotes all others
             votes = {**self.names, **given}
-            self._groups = resolve_entities(self.facts, votes, self._near, list(self.rules.values()))
+            self._groups = resolve_entities(self.facts, votes, self._near, self.rules)
         return self._groups
 
     def respelled(self, text: str) -> list[str]:
@@ -427,30 +381,26 @@ class EntityRegistry:
         names = [*keys, *self.respelled(text)]
         return list(dict.fromkeys(root for name in names for root in self.groups.called(name)))
 
-    def rows(self, roots: Iterable[str], now: datetime) -> dict[str, FactRow]:
-        """Return the unexpired facts of entities by store key, oldest first."""
-        found = [(key, self.facts[key]) for root in roots for key in self.groups.parts.get(root, ())]
-        live = [(key, row) for key, row in found if row.expires_at is None or row.expires_at > now]
-        # A sentence is shown once: two processes that save a session's first turn at once each draw a generation, and
-        # it may name an entity twice, as "Anna Keller" and "Anna", or two entities.
+    def rows(self, roots: Sequence[str], most: int | None = None) -> dict[str, FactRow]:
+        """Return the facts of entities by key, oldest first; of each entity the newest, at most so many."""
+        parts = [self.groups.parts.get(root, []) for root in roots]
+        found = [(key, self.facts[key]) for keys in parts for key in (keys if most is None else keys[-most:])]
+        if len(roots) > 1:
+            found.sort(key=lambda pair: fact_order(pair[1]))
+        # A sentence is shown once: it may name an entity twice, as "Anna Keller" and "Anna", or two entities.
         once: dict[tuple[str, str, str], tuple[str, FactRow]] = {}
-        for key, row in sorted(live, key=lambda pair: fact_order(pair[1])):
+        for key, row in found:
             once.setdefault((row.session, row.message, row.text), (key, row))
         return dict(once.values())
 
     def description(self, root: str, keys: Iterable[str]) -> DescriptionRow | None:
-        """Return the newest description of an entity; None unless all facts behind it are among these store keys."""
+        """Return the newest description of an entity; None unless all facts behind it are among these keys."""
+        if not self.descriptions:
+            return None
         ids = set(map(id_in, keys))
-        mine = [d for d in self.descriptions.values() if self.groups.root.get(d.key) == root and ids >= set(d.facts)]
+        told = (each for made in self.descriptions.values() for each in made)
+        mine = [d for d in told if self.groups.root.get(d.key) == root and ids >= set(d.facts)]
         return max(mine, key=lambda d: (d.at, d.text), default=None)
-
-    def drop_descriptions(self) -> list[str]:
-        """Remove descriptions that were made from facts that are gone, and return their store keys."""
-        ids = set(map(id_in, self.facts)) if self.descriptions else set[str]()
-        stale = [key for key, d in self.descriptions.items() if not ids >= set(d.facts)]
-        for key in stale:
-            del self.descriptions[key]
-        return stale
 
 
 def _is_firm(row: FactRow) -> bool:

@@ -1,22 +1,20 @@
-"""Rows and keys of the entity memory: facts, rules (decisions of people), descriptions, generations, versions. Pure.
-
-Rows are added and deleted, never read, changed and written back, so concurrent writers lose nothing. A fact's key holds
-a generation of its session, and the fact is live only while the row of that generation exists. Clearing a session
-deletes the generation rows first: what a concurrent save still writes is then dead, and is deleted by the next read
-that finds it.
-"""
+"""What an entity memory keeps in the rows of turns: facts, descriptions, and the decisions of people. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeAlias
-from urllib.parse import quote, unquote
-from uuid import uuid4
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from langchain_memkit.base import user_prefix
-from langchain_memkit.memories.rebuildable import read_row
-from langchain_memkit.stores.in_memory import StoredDict
+from langchain_memkit.stores.changes import ChangedRow
+
+VERSION = 1
+LARGEST = 2**26  # bytes of what is stored, once it is no longer compressed; a longer one is damaged
+RULES = ("merge", "rename", "split", "forget")
 
 
 class FactRow(NamedTuple):
@@ -27,10 +25,9 @@ class FactRow(NamedTuple):
     speaker: str  # the message's `name`; empty if it has none
     session: str
     message: str  # id of the message, or one derived from its text
-    given: bool  # whether the message came with that id, so that a history can be asked for it
+    given: bool  # whether the message came with that id
     at: datetime  # when it was said, aware
-    epoch: int  # of the session; 0 if unknown
-    expires_at: datetime | None  # None for never
+    number: int = 0  # of the message in its turn
     key: str = ""  # of the name
     surface: str = ""  # the name as it was written
     label: str = ""  # type of the name; empty if neither the app nor an extractor told it
@@ -41,7 +38,8 @@ class FactRow(NamedTuple):
 class ResolutionRule(NamedTuple):
     """A decision of a person about two names.
 
-    `"merge"` and `"rename"` make them one entity, shown under the second name; `"split"` keeps them apart.
+    `"merge"` and `"rename"` make them one entity, shown under the second name; `"split"` keeps them apart; `"forget"`
+    is about one name, of which nothing is quoted that was stored before it.
     """
 
     kind: str
@@ -52,7 +50,7 @@ class ResolutionRule(NamedTuple):
 
 
 class DescriptionRow(NamedTuple):
-    """A model's description of an entity; valid only while every fact that it was made from (`facts`) is stored."""
+    """A model's description of an entity; valid only while every fact that it was made from (`facts`) is shown."""
 
     key: str
     text: str
@@ -60,19 +58,8 @@ class DescriptionRow(NamedTuple):
     facts: tuple[str, ...]
 
 
-EntityRow: TypeAlias = FactRow | ResolutionRule | DescriptionRow
-ROWS: dict[str, type[EntityRow]] = {"description": DescriptionRow, "fact": FactRow, "rule": ResolutionRule}
-
-
-def row_of(kind: str, data: StoredDict) -> EntityRow | None:
-    """Return the row of a kind (`"fact"`, `"rule"`, `"description"`); None for damaged data or a newer version."""
-    row = read_row(ROWS[kind], data)
-    valid = row.kind in ("merge", "rename", "split") if isinstance(row, ResolutionRule) else row and row.key
-    return row if valid else None
-
-
 def fact_id(row: FactRow) -> str:
-    """Return a hash of name, session, message and sentence, so that saving the same turn again stores nothing new."""
+    """Return a hash of name, session, message and sentence, which is the same for every process."""
     digest = hashlib.sha256()
     for part in (row.key, row.session, row.message, row.text):
         data = part.encode("utf-8", "surrogatepass")
@@ -86,43 +73,85 @@ def id_in(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-class EntityKeys:
-    """Store keys of one user's rows.
+def encode_facts(facts: Iterable[FactRow]) -> bytes:
+    """Encode the facts of a turn, which are in the order of its messages."""
+    messages = []
+    for head, group in groupby(facts, key=_message_of):
+        said = [[fact.text, fact.key, fact.surface, fact.label, fact.start, fact.end] for fact in group]
+        messages.append([*head, said])
+    return _pack(messages)
 
-    All begin with `prefix`, then the kind of row: `fact/<session>/<generation>/<id>`, `session/<session>/<generation>`,
-    `rule/<time>-<random>`, `description/<hash>`, `version/<random>`; ids are percent-encoded.
+
+def decode_facts(data: bytes | None, row: ChangedRow, undated: datetime) -> list[FactRow] | None:
+    """Decode the facts of a turn; None if there are none stored, or they are damaged or of another version.
+
+    Message `i` is dated `i` microseconds after the turn, which keeps the order.
     """
+    messages = _unpack(data)
+    if messages is None:
+        return None
+    found: list[FactRow] = []
+    try:
+        for number, role, speaker, message, given, said in messages:
+            at = (row.created_at or undated) + timedelta(microseconds=number)
+            head = (_text(role), _text(speaker), row.session_id, _text(message), bool(given), at, int(number))
+            for text, key, surface, label, start, end in said:
+                named = (_text(key), _text(surface), _text(label), int(start), int(end))
+                found.append(FactRow(_text(text), *head, *named))
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return found
 
-    def __init__(self, user_id: str) -> None:
-        self.prefix = user_prefix(user_id) + "entities/"
-        self.versions = self.of("version", "")
 
-    def of(self, *parts: str) -> str:
-        """Return the key with these parts; with an empty last part the prefix of all keys below the others."""
-        return self.prefix + "/".join([quote(part, safe="") for part in parts])
+def encode_descriptions(made: Sequence[DescriptionRow]) -> bytes:
+    """Encode the descriptions that a model made after a turn."""
+    return _pack([[row.key, row.text, list(row.facts)] for row in made])
 
-    def parts(self, key: str) -> list[str]:
-        """Return the parts of a key, decoded; the first is its kind."""
-        return [unquote(part) for part in key[len(self.prefix) :].split("/")]
 
-    def fact(self, generation: str, row: FactRow) -> str:
-        """Return the key of a fact in a generation of its session."""
-        return f"{self.of('fact', row.session, '')}{generation}/{fact_id(row)}"
+def decode_descriptions(data: bytes | None, row: ChangedRow, undated: datetime) -> list[DescriptionRow]:
+    """Decode the descriptions that a model made after a turn; none if they are damaged."""
+    try:
+        lines = _unpack(data) or []
+        at = row.created_at or undated
+        return [DescriptionRow(_text(key), _text(text), at, tuple(map(_text, facts))) for key, text, facts in lines]
+    except (TypeError, ValueError):
+        return []
 
-    def rule(self, now: datetime, last: str = "") -> str:
-        """Return the key of a new rule; keys sort by time, and after the key `last` even if the clock was set back."""
-        stamp = f"{now.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
-        before = last.rpartition("/")[2].partition("-")[0]
-        # The clock was set back, or two rules fall into one microsecond: rules must keep the order of the decisions.
-        if before >= stamp:
-            later = datetime.strptime(before, "%Y%m%dT%H%M%S.%f") + timedelta(microseconds=1)  # noqa: DTZ007  # all are UTC
-            stamp = f"{later:%Y%m%dT%H%M%S.%f}"
-        return self.of("rule", f"{stamp}-{uuid4().hex[:12]}")
 
-    def description(self, key: str) -> str:
-        """Return the key of an entity's description."""
-        return self.of("description", hashlib.sha256(key.encode()).hexdigest()[:32])
+def encode_rule(rule: ResolutionRule) -> bytes:
+    """Encode a decision."""
+    return _pack(list(rule))
 
-    def version(self) -> str:
-        """Return a fresh version key, never used before."""
-        return self.versions + uuid4().hex
+
+def decode_rule(data: bytes | None) -> ResolutionRule | None:
+    """Decode a decision; None if it is damaged or of another version."""
+    try:
+        rule = ResolutionRule(*map(_text, _unpack(data) or ()))
+    except TypeError:
+        return None
+    return rule if rule.kind in RULES and rule.key else None
+
+
+def _message_of(fact: FactRow) -> tuple[int, str, str, str, int]:
+    return fact.number, fact.role, fact.speaker, fact.message, int(fact.given)
+
+
+def _pack(content: list[Any]) -> bytes:
+    text = json.dumps([VERSION, content], ensure_ascii=False, separators=(",", ":"))
+    return zlib.compress(text.encode("utf-8", "replace"))
+
+
+def _unpack(data: bytes | None) -> list[Any] | None:
+    if not data:
+        return None
+    try:
+        version, content = json.loads(zlib.decompressobj().decompress(data, LARGEST).decode())
+    except (RecursionError, TypeError, ValueError, zlib.error):
+        return None
+    return content if version == VERSION and isinstance(content, list) else None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
