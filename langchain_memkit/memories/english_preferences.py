@@ -218,3 +218,6 @@ def _is_standing(head: str, wish: str, line: str) -> bool:
     is_strong = LASTING.match(head) or PLEASE.match(head)
     is_asked = OF_ANYBODY.match(wish) or (is_strong and ANY_WISH.match(wish))
     return bool(is_asked and SPOKEN.search(line))
+
+
+find_english_preferences.is_local = True  # type: ignore[attr-defined]  # it is quick, and asks no server

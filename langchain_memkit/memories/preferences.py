@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import quote
-from uuid import uuid4
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit import base
 from langchain_memkit._sync import Step, adrive, call_user_function, cpu_bound, drive
-from langchain_memkit._timezones import TimezoneLike, check_timezone, in_timezone, timezone_of_query
+from langchain_memkit._timezones import TimezoneLike, TimezoneOfUser, check_timezone, in_timezone, timezone_of_query
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories import rebuildable
-from langchain_memkit.memories.rebuildable import UNDATED, Segment, clean, read_row, write_row
+from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns, as_text, pack, unpack
+from langchain_memkit.memories.over_histories import FactoryOverHistories, MemoryOverHistories, check_histories
+from langchain_memkit.memories.rebuildable import check_writable, clean
 from langchain_memkit.messages.notes import PREFERENCES, STATED, Record, note_message, records_of
 from langchain_memkit.messages.tokens import count_tokens, resolve_counter
 from langchain_memkit.messages.trimming import is_user_message
-from langchain_memkit.stores import in_memory
-from langchain_memkit.stores.in_memory import DictStore, delete_keys, list_keys
+from langchain_memkit.stores.changes import ChangedRow, Place
+from langchain_memkit.stores.history import HistoryFactory
 
 __all__ = ["Preference", "PreferenceMemory", "PreferenceMemoryFactory"]
 
 logger = logging.getLogger("langchain_memkit")
 
 MAX_LINE = 300  # characters of a line
-MAX_LINES = 200  # of a user; the oldest go first
+MAX_LINES = 200  # of a user that are looked at, the newest
+LINES = "preferences"
+"""The name of the index in a turn's row, and in that of a decision."""
+LINE_BYTES = 1000  # of a line in process
 
 Finder: TypeAlias = Callable[[str], Iterable[str] | Awaitable[Iterable[str]]]
 """A function from the text of a user's message to the lines to keep, plain or async."""
@@ -46,31 +47,21 @@ class Preference(NamedTuple):
         session_id: The conversation in which it was said or added.
         message_id: Id of the message that holds it; empty if it was added with `add`.
         at: When it was said; aware, as `preferences` lists it in the time zone of the memory, by default UTC.
-        given: Whether the message came with that id, so that a history can be asked for it.
-        epoch: Epoch of the session; 0 if unknown.
-        expires_at: When its turn expires; None for never.
     """
 
     text: str
     session_id: str
     message_id: str
     at: datetime
-    given: bool = False
-    epoch: int = 0
-    expires_at: datetime | None = None
 
 
-Rows = dict[str, Preference]  # by store key
-
-
-def current(rows: Collection[Preference], now: datetime) -> list[Preference]:
-    """Return the lines that have not expired, oldest first; of equal ones the newest."""
+def current(lines: Iterable[Preference]) -> list[Preference]:
+    """Return the lines, oldest first, at most 200; of equal ones the newest."""
     held: dict[str, Preference] = {}
-    for row in sorted(rows, key=lambda row: (row.at, row.message_id)):
-        if row.expires_at is None or row.expires_at > now:
-            held.pop(plain(row.text), None)  # said again, it is the newest
-            held[plain(row.text)] = row
-    return list(held.values())
+    for line in sorted(lines, key=lambda line: (line.at, line.message_id)):
+        held.pop(plain(line.text), None)  # said again, it is the newest
+        held[plain(line.text)] = line
+    return [*held.values()][-MAX_LINES:]
 
 
 def plain(text: str) -> str:
@@ -108,27 +99,133 @@ def record_of(row: Preference, zone: tzinfo) -> Record:
     return Record(row.text, STATED, "human", source, in_timezone(row.at, zone), message, memory=PREFERENCES)
 
 
-def key_of(user_id: str, kind: str = "", session_id: str = "", name: str = "") -> str:
-    """Return a store key: a `"line"` by session and hash, a `"session"` by generation; a prefix if parts are empty."""
-    parts = [part for part in ("preferences", kind, quote(session_id, safe="")) if part]
-    return f"{base.user_prefix(user_id)}{'/'.join(parts)}/{name}"
+Lines: TypeAlias = list[list[str]]
+"""What a turn tells: the id of a message, and the lines that are found in it."""
 
 
-def row_key(user_id: str, row: Preference) -> str:
-    """Return the store key of a line: the same for the same sentence of a message, so that it is stored once."""
-    digest = hashlib.sha256(f"{row.epoch}\n{row.message_id}\n{row.text}".encode()).hexdigest()
-    return key_of(user_id, "line", row.session_id, digest[:32])
+@dataclass
+class UserPreferences(HeldTurns):
+    """The lines of one user: those of turns by their place, and those that the app added or removed."""
+
+    lines: dict[Place, list[Preference]] = field(default_factory=dict)
+    added: list[Preference] = field(default_factory=list)
+    removed: dict[str, datetime] = field(default_factory=dict)  # lines as they are compared, and when
+
+    @property
+    def nbytes(self) -> int:
+        """Return the memory that it takes, about."""
+        return LINE_BYTES * (len(self.added) + sum(map(len, self.lines.values())))
+
+    def put(self, row: ChangedRow) -> bool:
+        """Hold the lines of a row."""
+        messages = unpack(row.index.get(LINES))
+        if messages is None:
+            return False
+        at, found = row.created_at or UNDATED, list[Preference]()
+        try:
+            for message, *texts in messages:
+                for text in texts:
+                    when = at + timedelta(microseconds=len(found))  # which keeps the order
+                    found.append(Preference(as_text(text), row.session_id, as_text(message), when))
+        except (TypeError, ValueError):
+            return False
+        if found:
+            self.lines[row.place] = found
+        return True
+
+    def drop(self, place: Place) -> None:
+        """Forget the lines of a row."""
+        self.lines.pop(place, None)
+
+    def decide(self, rows: Sequence[ChangedRow]) -> None:
+        """Take in what the app added and removed."""
+        self.added, self.removed = [], {}
+        for row in rows:
+            decision = unpack(row.index.get(LINES))
+            if decision is None or len(decision) != 3 or not all(isinstance(each, str) for each in decision):
+                continue
+            verb, text, session_id = decision
+            at = row.created_at or UNDATED
+            if verb == "add":
+                self.added.append(Preference(text, session_id, "", at))
+                self.removed.pop(plain(text), None)
+            elif verb == "remove":
+                self.added = [line for line in self.added if plain(line.text) != plain(text)]
+                self.removed[plain(text)] = at
+
+    def all(self) -> list[Preference]:
+        """Return all lines that were not removed since, in no order."""
+        said = (line for lines in self.lines.values() for line in lines)
+        return [*self.added, *(line for line in said if not self._is_removed(line))]
+
+    def _is_removed(self, line: Preference) -> bool:
+        until = self.removed.get(plain(line.text))
+        return until is not None and line.at <= until
 
 
-class PreferenceCore(NamedTuple):
-    """What the memories of a factory share."""
+class PreferenceLog(DerivedLog[UserPreferences]):
+    """The lines of all users over histories."""
 
-    store: DictStore
+    name = LINES
+
+    def __init__(self, histories: HistoryFactory[Any], find: Finder | None, **options: Any) -> None:
+        super().__init__(histories, **options)
+        self.find = find
+        self.is_whole_at_once = find is None or bool(getattr(find, "is_local", False))
+
+    def new_user(self) -> UserPreferences:
+        """Return what is held of a user of whom nothing was read yet."""
+        return UserPreferences()
+
+    async def look(self, user_id: str, *, most: int | None = None) -> UserPreferences:
+        """Look at what changed; without a function that finds lines, there is nothing to read of turns."""
+        return await super().look(user_id, most=0 if self.find is None else most)
+
+    async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes | None:
+        """Find the lines of a turn that is to be stored; None if that is slow, or there is no function for it."""
+        if self.find is None or not self.is_whole_at_once:
+            return None
+        return pack(await self._found(messages))
+
+    async def read(self, turns: Sequence[tuple[ChangedRow, base.Turn]]) -> list[Lines]:
+        """Find the lines of turns."""
+        return [await self._found(turn.messages) for _, turn in turns]
+
+    def encode(self, held: UserPreferences, row: ChangedRow, read: Lines) -> bytes:
+        """Encode the lines of a turn."""
+        return pack(read)
+
+    async def _found(self, messages: Sequence[BaseMessage]) -> Lines:
+        """Return the lines that the app's function finds in what the user says in these messages, in order."""
+        found: Lines = []
+        if self.find is None:
+            return found
+        for message in filter(is_user_message, messages):
+            lines = read_lines(await call_user_function(self.find, clean(str(message.text)), name="find"))
+            if lines:
+                found.append([clean(message.id or ""), *lines])
+        return found
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """Options of a `PreferenceMemory`, whose docstring describes each of them, and what it reads."""
+
+    log: PreferenceLog
+    max_tokens: int
+    embedding: Embeddings | None
+    counter: base.TokenCounter
+    timezone: tzinfo | TimezoneOfUser | None
     read_only: bool
     now: base.Now
 
+    @property
+    def store(self) -> HistoryFactory[Any]:
+        """What a factory sets up, and shows of itself."""
+        return self.log.histories
 
-class PreferenceMemory(rebuildable.DerivedMemory):
+
+class PreferenceMemory(MemoryOverHistories):
     """Memory of how a user wants to be answered: their standing instructions and preferences, in all sessions.
 
     Each is a line, such as "Always answer in metric units". It is shown in every turn, word for
@@ -138,22 +235,22 @@ class PreferenceMemory(rebuildable.DerivedMemory):
     says (`find=`). Without that function nothing is found in messages.
 
     Args:
-        session_id: The conversation from which lines come.
+        histories: The factory of histories that the chain has, `SQLiteChatMessageHistory.factory(path)` or
+            `MongoDBChatMessageHistory.factory(uri)`. Where the chain's history is of another package, one of its own.
+        session_id: The conversation.
         user_id: The user; required, since the lines hold in all sessions of one user.
-        store: Any `BaseStore` of dicts: `SQLiteKeyValueStore`, `MongoDBKeyValueStore`; None keeps
-            all in this process.
-        find: A function, plain or async, that is called with the text of each message of the user
-            when a turn is saved, and returns the lines to keep, of at most 300 characters each.
-            What it finds counts in all conversations, so it must find nothing in pasted text.
-            `find_english_preferences` is one. None finds nothing.
+        find: A function, plain or async, that is called with the text of each message of the user, and returns the
+            lines to keep, of at most 300 characters each. What it finds counts in all conversations, so it must find
+            nothing in pasted text. `find_english_preferences` is one. None finds nothing. What is quick says so by
+            `is_local = True`: then the lines are stored with the turn; else right after it.
         max_tokens: Limit of what `load` returns, in tokens as `token_counter` counts. If the lines
             do not fit, those nearest to the question are shown with an `embedding`, else the newest.
         embedding: Any LangChain `Embeddings`, for the case that the lines do not fit. Each such
             turn embeds the question and the lines, at most 200; LangChain's `CacheBackedEmbeddings`
             keeps the vectors of lines. If it fails, the newest lines are shown.
-        get_session_history: Makes the histories. A line is shown only while its message stands there: one query for
-            each session that lines come from.
-        read_only: `save` and `clear` do nothing; other changes raise a `ConfigurationError`.
+        read_only: Store nothing, neither turns nor what is derived from them; `add` and `remove` raise a
+            `ConfigurationError`.
+        cache_bytes: How much memory the lines of all users may take in this process, by default 96 MiB.
         token_counter: Counts tokens, as in `create_trim_preprocessor`.
         timezone: The zone in which days are quoted: a name ("Australia/Sydney"), a tzinfo, or a function of the user
             id, plain or async, that returns either. None: that of the chain, else UTC.
@@ -165,7 +262,9 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
     Example:
         >>> from datetime import UTC, datetime
-        >>> memory = PreferenceMemory("s1", user_id="u1", now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
+        >>> from langchain_memkit import SQLiteChatMessageHistory
+        >>> histories = SQLiteChatMessageHistory.factory(":memory:", now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
+        >>> memory = PreferenceMemory(histories, "s1", user_id="u1")
         >>> memory.add("Always answer in metric units.")
         >>> print(memory.load("How tall is Galdhøpiggen?")[0].text.partition("later one counts. ")[2])
         Dates are in UTC.
@@ -178,59 +277,67 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
         >>> from langchain_core.messages import AIMessage, HumanMessage
         >>> from langchain_memkit import find_english_preferences
-        >>> memory = PreferenceMemory("s1", user_id="u1", find=find_english_preferences)
+        >>> memory = PreferenceMemory(histories, "s1", user_id="u2", find=find_english_preferences)
         >>> memory.save([HumanMessage("How far is Oslo? Always answer in metric units."), AIMessage("417 km.")])
         >>> [line.text for line in memory.preferences()]
         ['Always answer in metric units.']
     """
 
-    _core: PreferenceCore
-    _seen: frozenset[str] = frozenset()  # generations of the session when the current turn was loaded
+    derives_by = "find=..."
+
+    _core: PreferenceConfig
 
     def __init__(
         self,
+        histories: HistoryFactory[Any],
         session_id: str,
         *,
         user_id: str | None = None,
-        store: DictStore | None = None,
         find: Finder | None = None,
         max_tokens: int = 300,
         embedding: Embeddings | None = None,
-        get_session_history: base.GetSessionHistory | None = None,
         read_only: bool = False,
+        cache_bytes: int = 96 * 2**20,
         token_counter: base.TokenCounterLike = None,
         timezone: TimezoneLike = None,
         now: base.Now = base.utc_now,
     ) -> None:
         self._bind(session_id, user_id)
         self.read_only = read_only
-        self._core = PreferenceCore(in_memory.store_or_memory(store), read_only, now)
-        self._budget = base.check_size(max_tokens, "max_tokens", 1), resolve_counter(token_counter)
-        self._histories = get_session_history
-        self._timezone = check_timezone(timezone)
+        base.check_size(max_tokens, "max_tokens", 1)
+        base.check_size(cache_bytes, "cache_bytes", 0)
+        check_histories(histories, PreferenceMemory)
         if find is not None and not callable(find):
             raise ConfigurationError(f"find must be a function from a text to lines, not {type(find).__name__}")
-        self._find = find
         if embedding is not None and not isinstance(embedding, Embeddings):
             raise ConfigurationError(f"embedding must be a LangChain Embeddings, not {type(embedding).__name__}")
-        self._embedding = embedding
+        self._core = PreferenceConfig(
+            log=PreferenceLog(histories, find, read_only=read_only, now=now, cache_bytes=cache_bytes),
+            max_tokens=max_tokens,
+            embedding=embedding,
+            counter=resolve_counter(token_counter),
+            timezone=check_timezone(timezone),
+            read_only=read_only,
+            now=now,
+        )
 
     @classmethod
-    def factory(cls, store: DictStore | None = None, **options: Any) -> PreferenceMemoryFactory:
-        """Make a factory: `preferences(session_id, user_id)` returns memories that share one store.
+    def factory(cls, histories: HistoryFactory[Any], **options: Any) -> PreferenceMemoryFactory:
+        """Make a factory: `preferences(session_id, user_id)` returns memories that share what they hold.
 
         Args:
-            store: Any `BaseStore` of dicts, as in the class.
+            histories: The factory of histories, as in the class.
             **options: Options of the class, except the ids.
 
         Example:
-            >>> preferences = PreferenceMemory.factory()
+            >>> from langchain_memkit import SQLiteChatMessageHistory
+            >>> preferences = PreferenceMemory.factory(SQLiteChatMessageHistory.factory(":memory:"))
             >>> preferences("s1", "u1").add("Always answer in metric units")
             >>> [line.text for line in preferences("s2", "u1").preferences()]
             ['Always answer in metric units']
         """
         base.check_arguments(options, cls)
-        return PreferenceMemoryFactory(cls("-", user_id="-", store=store, **options))
+        return PreferenceMemoryFactory(cls(histories, "-", user_id="-", **options))
 
     def preferences(self) -> list[Preference]:
         """List the lines of the user that hold, of all sessions, oldest first.
@@ -247,7 +354,7 @@ class PreferenceMemory(rebuildable.DerivedMemory):
     def add(self, text: str) -> None:
         """Add a line, such as from a page of settings; it takes the place of an equal one.
 
-        It belongs to this session: `clear` deletes it with the session, `rebuild` leaves it.
+        It stays until it is removed, or the user is purged; a clear of the session leaves it.
 
         Args:
             text: One sentence, up to 300 characters.
@@ -264,15 +371,13 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         await adrive(self._add(text))
 
     def remove(self, text: str) -> int:
-        """Delete a line of the user, in whichever session it was said.
-
-        `rebuild` with `find=` finds it again while its message stands in the transcript.
+        """Show a line of the user no more, in whichever session it was said or added; said again, it is shown again.
 
         Args:
             text: The whole line, as `preferences` lists it.
 
         Returns:
-            How often it was stored.
+            How often it was said or added.
 
         Raises:
             ConfigurationError: The memory is read-only.
@@ -286,50 +391,33 @@ class PreferenceMemory(rebuildable.DerivedMemory):
 
     # -- flows
 
-    async def _read(self, user_id: str, session_id: str = "") -> tuple[Rows, frozenset[str]]:
-        """Return the rows of a user, and the generations of a session: keys, of which its first line draws one."""
-        listed = await list_keys(self._core.store, key_of(user_id))
-        keys = [key for key in listed if key.startswith(key_of(user_id, "line"))]
-        values = await in_memory.read_values(self._core.store, keys) if keys else []
-        rows = {key: row for key, value in zip(keys, values, strict=True) if (row := read_row(Preference, value))}
-        return rows, frozenset(key for key in listed if key.startswith(key_of(user_id, "session", session_id)))
-
-    async def _holding(self, rows: Collection[Preference], epoch: int = 0) -> list[Preference]:
-        """Return the lines that hold, without those of erased messages and of other epochs of this session."""
-        known = [row for row in rows if row.session_id != self._session or base.same_conversation(row.epoch, epoch)]
-        asked = [(row.session_id, row.message_id) for row in known if row.given]
-        gone = await rebuildable.erased_messages(self._histories, self._user, asked)
-        return current([row for row in known if (row.session_id, row.message_id) not in gone], self._core.now())
-
     async def _preferences(self) -> list[Preference]:
-        held = await self._holding((await self._read(self._user))[0].values())
-        zone = await timezone_of_query(self._timezone, self._user, "")
-        return [row._replace(at=in_timezone(row.at, zone)) for row in held]
+        held = await self._core.log.look(self._user)
+        lines = current(await self._core.log.held(held.all))
+        zone = await timezone_of_query(self._core.timezone, self._user, "")
+        return [line._replace(at=in_timezone(line.at, zone)) for line in lines]
 
-    async def _prefetch(self) -> tuple[Rows, frozenset[str]]:
-        return await self._read(self._user, self._session)
+    async def _prefetch(self) -> UserPreferences:
+        held: UserPreferences = await self._look()
+        return held
 
     async def _load(self, query: str) -> list[BaseMessage]:
         core = self._core
-        rows, self._seen = self._take_fetched() or await self._prefetch()
-        expired = [key for key, row in rows.items() if row.expires_at and row.expires_at <= core.now()]
-        if expired and not core.read_only and not getattr(query, "trial", False):
-            await delete_keys(core.store, expired)
-        held = await self._holding(rows.values(), getattr(query, "epoch", 0))
+        held = self._take_fetched() or await self._prefetch()
+        lines = current(await core.log.held(held.all))
         seen = {(self._session, message.id) for message in getattr(query, "seen", ()) if message.id}
-        unseen = [row for row in held if (row.session_id, row.message_id) not in seen]
-        zone = await timezone_of_query(self._timezone, self._user, query)
-        newest = unseen[::-1]
-        note = await cpu_bound(lambda: self._note(newest, zone), long=len(unseen) > 9)
+        newest = [line for line in lines[::-1] if (line.session_id, line.message_id) not in seen]
+        zone = await timezone_of_query(core.timezone, self._user, query)
+        note = await cpu_bound(lambda: self._note(newest, zone), long=len(newest) > 9)
         shown = len(records_of(note[0])) if note else 0
-        if shown == len(unseen) or self._embedding is None or not query.strip():
+        if shown == len(newest) or core.embedding is None or not query.strip():
             return note
-        nearest = await self._nearest(self._embedding, newest, query)
+        nearest = await self._nearest(core.embedding, newest, query)
         return await cpu_bound(lambda: self._note(nearest, zone))
 
     def _note(self, rows: list[Preference], zone: tzinfo) -> list[BaseMessage]:
         """Return one note with the lines that fit, of which the first are tried first, in the order of their dates."""
-        counter, most = self._budget[1], self._budget[0]
+        counter, most = self._core.counter, self._core.max_tokens
         chosen: list[Preference] = []
         notes: list[BaseMessage] = []
         for row in rows:
@@ -353,109 +441,27 @@ class PreferenceMemory(rebuildable.DerivedMemory):
         return [rows[i] for i in order]
 
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
-        if self._core.read_only:
-            return
-        found = await self._found(self._session, Segment.of_turn(messages, self._core.now()))
-        self.save_was_checked = not found
-        if not found:
-            return
-        known, alive = await self._prefetch()
-        live = alive & self._seen if self._seen else alive
-        # If none of the generations that the load found is left, the session was cleared after the turn began.
-        if (self._seen and not live) or not await self._write(self._user, known, found, [], min(live, default="")):
-            self._seen = frozenset()
-            logger.warning("a turn was left out of the preference memory: its session was cleared after it began")
-
-    async def _write(
-        self, user_id: str, known: Rows, found: Sequence[Preference], gone: Sequence[str], generation: str
-    ) -> bool:
-        """Add the lines of a session that are not known, and delete others; return whether the session still exists."""
-        store = self._core.store
-        new = {key: row for row in found if (key := row_key(user_id, row)) not in known}
-        if new and not generation:
-            generation = key_of(user_id, "session", found[0].session_id, uuid4().hex)
-            await in_memory.write_values(store, [(generation, {})])
-        surplus = {key for key, _ in sorted([*known.items(), *new.items()], key=lambda pair: pair[1].at)[:-MAX_LINES]}
-        pairs = [(key, write_row(row)) for key, row in new.items() if key not in surplus]
-        out = list((surplus & known.keys()).union(gone) - new.keys())
-        if pairs:
-            return await in_memory.write_if_exists(store, generation, pairs, out)
-        await delete_keys(store, out)
-        return True
-
-    async def _found(self, session_id: str, segment: Segment) -> list[Preference]:
-        """Return the lines that the app's function finds in what the user says in these messages, in order."""
-        found: list[Preference] = []
-        if self._find is None:
-            return found
-        for message in filter(is_user_message, segment.messages):
-            text = clean(str(message.text))
-            known = clean(message.id or "text-" + hashlib.sha256(text.encode()).hexdigest()[:24])
-            given = bool(message.id) and segment.has_ids
-            for line in read_lines(await call_user_function(self._find, text, name="find")):
-                at = (segment.at or UNDATED) + timedelta(microseconds=len(found))  # which keeps the order
-                found.append(Preference(line, session_id, known, at, given, segment.epoch, segment.expires_at))
-        return found
+        if self._core.log.find is not None:  # else there is nothing to keep of a turn
+            await super()._save(messages)
 
     async def _add(self, text: str) -> None:
-        rebuildable.check_writable(self._core)
-        row = Preference(base.check_text(text, "text", MAX_LINE), self._session, "", self._core.now())
-        known, alive = await self._prefetch()
-        known.pop(row_key(self._user, row), None)  # said again, it is the newest
-        await self._write(self._user, known, [row], [], min(alive, default=""))
-
-    async def _delete(self, doomed: Callable[[Preference], bool]) -> int:
-        rebuildable.check_writable(self._core)
-        keys = [key for key, row in (await self._read(self._user))[0].items() if doomed(row)]
-        await delete_keys(self._core.store, keys)
-        return len(keys)
+        check_writable(self)
+        await self._core.log.decide(self._user, pack(["add", base.check_text(text, "text", MAX_LINE), self._session]))
 
     async def _remove(self, text: str) -> int:
-        return await self._delete(lambda row: plain(row.text) == plain(text))
-
-    async def _delete_messages(self, ids: Collection[str]) -> int:
-        names = set(map(clean, ids))
-        return await self._delete(lambda row: row.session_id == self._session and row.message_id in names)
-
-    async def _clear(self) -> None:
-        if not self._core.read_only:
-            self._seen = frozenset()
-            await self._wipe(self._user, self._session)
-
-    async def _wipe(self, user_id: str, session_id: str = "") -> int:
-        """Delete a session, or all of a user: the generations first, so that a save meanwhile stores nothing."""
-        prefixes = [key_of(user_id, kind, session_id) for kind in ("session", "line")]
-        return (await rebuildable.wipe(self._core.store, *prefixes))[1]
-
-    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
-        rebuildable.check_writable(self._core)
-        counts = Counter(messages=0, added=0, removed=0)
-        # Only lines that are stored now may be removed: one stored from now on may come from a turn that is saved after
-        # its transcript was read below.
-        before, _ = await self._read(user_id)
-        for session, history in sessions.items():
-            segments = await rebuildable.read_transcript(history, self._histories, session, user_id)
-            found: list[Preference] = []
-            for segment in segments:
-                found += await self._found(session, segment)
-            wanted = {row_key(user_id, row) for row in found}
-            said = {key for key, row in before.items() if row.session_id == session and row.message_id}
-            known, alive = await self._read(user_id, session)
-            await self._write(user_id, known, found, list(said - wanted), min(alive, default=""))
-            added = wanted & (await self._read(user_id))[0].keys() - known.keys()
-            counts.update(messages=sum(len(s.messages) for s in segments), added=len(added), removed=len(said - wanted))
-        return dict(counts)
+        check_writable(self)
+        held = await self._core.log.look(self._user)
+        lines = await self._core.log.held(held.all)
+        count = sum(plain(line.text) == plain(text) for line in lines)
+        if count:
+            await self._core.log.decide(self._user, pack(["remove", text, self._session]))
+        return count
 
 
-class PreferenceMemoryFactory(rebuildable.DerivedMemoryFactory["PreferenceMemory"]):
-    """Callable that makes the `PreferenceMemory` of a session; all of them share a store.
+class PreferenceMemoryFactory(FactoryOverHistories["PreferenceMemory"]):
+    """Callable that makes the `PreferenceMemory` of a session; all of them share what they hold.
 
     Returned by `PreferenceMemory.factory`.
     """
 
-    async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
-        rows, _ = await self._memory._read(user_id)
-        return rebuildable.session_infos((row.session_id, row.at) for row in rows.values())
-
-    async def _purge(self, user_id: str) -> Mapping[str, int]:
-        return {"preferences": await self._memory._wipe(user_id)}
+    _core: PreferenceConfig
