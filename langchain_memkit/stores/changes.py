@@ -180,7 +180,9 @@ class UserLog:
         if session is None:
             return []
         base = session.base
-        return [session.rows[seq] for seq in sorted(session.rows) if seq > base and session.rows[seq].kind == "decision"]
+        return [
+            session.rows[seq] for seq in sorted(session.rows) if seq > base and session.rows[seq].kind == "decision"
+        ]
 
     @property
     def missing(self) -> frozenset[Place]:

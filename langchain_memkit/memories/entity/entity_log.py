@@ -1,105 +1,67 @@
-"""The entities of users, as an entity memory holds them in process: derived from the turns of their histories.
-
-At each look only rows that changed are read. What a turn lacks of its facts, since reading names takes long or another
-writer stored it, is made then, the newest turns first, and kept in the row.
-"""
+"""The entities of users, as an entity memory holds them in process: derived from the turns of their histories."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from langchain_memkit._locks import ForkSafeLock
-from langchain_memkit._lru import LRUCache
-from langchain_memkit._sync import Flow, Step, call_user_function, cpu_bound, dry_run
-from langchain_memkit.base import EntityExtractor, Now, describe_error
-from langchain_memkit.errors import ConfigurationError, HistoryWriteError, logger
+from langchain_memkit._sync import call_user_function, cpu_bound
+from langchain_memkit.base import EntityExtractor, Turn
+from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns
 from langchain_memkit.memories.entity import rows as stored
 from langchain_memkit.memories.entity.mentions import facts_of, message_facts, read_mentions
 from langchain_memkit.memories.entity.registry import EntityRegistry
 from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, ResolutionRule, fact_id
 from langchain_memkit.memories.entity.statements import NameSpan
-from langchain_memkit.stores.changes import ChangedRow, Place, UserLog
-from langchain_memkit.stores.history import HistoryFactory, TurnStore
-from langchain_memkit.stores.looks import catch_up
-
-T = TypeVar("T")
+from langchain_memkit.stores.changes import ChangedRow, Place
+from langchain_memkit.stores.history import HistoryFactory
 
 ENTITIES = "entities"
 """The name of the index in a turn's row, and in that of a decision."""
 DESCRIBED = "described"
 """The name of the index that holds what a model said of entities after a turn."""
-UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 MANY = 1000  # facts; a larger registry is searched and changed in a thread
-ROWS = 50  # that are taken in without a thread
 SHORT = 2000  # characters: finding the names of shorter texts is not worth a thread
-TURNS = 64  # that are given to the extractor at once
-AGAIN = 5  # looks, where turns go while it is looked at them
 FACT_BYTES = 1500  # of a fact in process
 
 
 @dataclass
-class UserEntities:
-    """What a process holds of one user: the log of what is shown, and the entities in it. Hold `lock` to use it."""
+class UserEntities(HeldTurns):
+    """The entities of one user."""
 
-    book: EntityRegistry
-    log: UserLog = field(default_factory=UserLog)
-    rows: dict[Place, tuple[ChangedRow, list[str]]] = field(default_factory=dict)  # with the keys of its facts
-    lacking: set[Place] = field(default_factory=set)  # rows without facts
-    decided: list[str] = field(default_factory=list)  # the ops of the decisions that are taken in
+    book: EntityRegistry = field(default_factory=lambda: EntityRegistry({}))
+    keys: dict[Place, list[str]] = field(default_factory=dict)  # of the facts of each row
     forgotten: dict[str, datetime] = field(default_factory=dict)  # names, and until when what was said is not quoted
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes, about."""
+        """Return the memory that they take, about."""
         return FACT_BYTES * len(self.book.facts)
 
-    def put(self, row: ChangedRow, facts: Iterable[FactRow]) -> None:
-        """Hold the facts of a row, in place of those that there were."""
-        self.drop(row.place)
-        keys = []
-        for fact in facts:
-            until = self.forgotten.get(fact.key)
-            if until is None or fact.at > until:
-                key = f"{row.session_id}/{row.seq}/{fact_id(fact)}"
-                self.book.add(key, fact)
-                keys.append(key)
-        self.rows[row.place] = row, keys
-        made = stored.decode_descriptions(row.index.get(DESCRIBED), row, UNDATED)
-        if made:
+    def put(self, row: ChangedRow) -> bool:
+        """Hold the facts of a row, and what a model said of entities after it."""
+        facts = stored.decode_facts(row.index.get(ENTITIES), row, UNDATED)
+        keys = self.keys[row.place] = list[str]()
+        for fact in facts or ():
+            if not self._is_forgotten(fact):
+                keys.append(f"{row.session_id}/{row.seq}/{fact_id(fact)}")
+                self.book.add(keys[-1], fact)
+        if made := stored.decode_descriptions(row.index.get(DESCRIBED), row, UNDATED):
             self.book.descriptions[row.place] = made
+        return facts is not None
 
     def drop(self, place: Place) -> None:
-        """Forget a row."""
-        _, keys = self.rows.pop(place, (None, ()))
-        self.book.remove(keys)
+        """Forget the facts of a row."""
+        self.book.remove(self.keys.pop(place, ()))
         self.book.descriptions.pop(place, None)
-        self.lacking.discard(place)
 
-    def drop_all(self, places: Iterable[Place]) -> None:
-        """Forget rows."""
-        for place in places:
-            self.drop(place)
-
-    def newest(self, most: int) -> list[ChangedRow]:
-        """Return the newest rows that lack their facts."""
-        rows = [self.rows[place][0] for place in self.lacking]
-        return sorted(rows, key=lambda row: row.created_at or UNDATED, reverse=True)[:most]
-
-    def decide(self) -> None:
-        """Take in the decisions of the user."""
-        rows = self.log.decisions()
-        ops = [row.op for row in rows]
-        if ops == self.decided:
-            return
-        self.decided = ops
+    def decide(self, rows: Sequence[ChangedRow]) -> None:
+        """Take in which names are one, which are not, and what is forgotten; the last of conflicting decisions holds."""
         rules: list[ResolutionRule] = []
         forgotten: dict[str, datetime] = {}
         for row in rows:
@@ -112,213 +74,72 @@ class UserEntities:
             else:
                 rules.append(rule)
         self.book.change_rules(rules)
-        if forgotten != self.forgotten:
-            self.forgotten = forgotten
-            until = {key: fact for key, fact in self.book.facts.items() if fact.key in forgotten}
-            self.book.remove([key for key, fact in until.items() if fact.at <= forgotten[fact.key]])
+        self.forgotten = forgotten
+        self.book.remove([key for key, fact in self.book.facts.items() if self._is_forgotten(fact)])
+
+    def _is_forgotten(self, fact: FactRow) -> bool:
+        until = self.forgotten.get(fact.key)
+        return until is not None and fact.at <= until
 
 
-class EntityLog:
-    """The entities of all users over histories; see the module.
+class EntityLog(DerivedLog[UserEntities]):
+    """The entities of all users over histories.
 
     Args:
         histories: A factory of histories whose store keeps an index.
         extractor: Finds the names in a text.
         vocabulary: Names that are always found, with their types.
-        read_only: Whether nothing is stored.
-        now: The clock.
-        cache_bytes: How much memory the entities of all users may take. The last user's stay, however many.
-        lazy: How many turns are read for names at most in one look.
+        **options: As of `DerivedLog`.
     """
 
     name = ENTITIES
+    other_names = (DESCRIBED,)
 
     def __init__(
         self,
         histories: HistoryFactory[Any],
         extractor: EntityExtractor,
         vocabulary: Mapping[str, str],
-        *,
-        read_only: bool,
-        now: Now,
-        cache_bytes: int,
-        lazy: int = 1000,
+        **options: Any,
     ) -> None:
-        self.histories = histories
+        super().__init__(histories, **options)
         self.extractor = extractor
         self.vocabulary = vocabulary
-        self.read_only = read_only
-        self.now = now
         self.is_whole_at_once = bool(getattr(extractor, "is_local", False))
-        """Whether the extractor says that it is quick, so that a turn is stored with its facts."""
-        self._lazy = lazy
-        self._users = LRUCache[str, UserEntities](cache_bytes, lambda held: held.nbytes)
-        # Held for work on a registry, never while waiting for the store. A forked child finds the lock open and the
-        # cache empty: the thread that held the lock, and might have half changed a registry, is not there.
-        self.lock = ForkSafeLock(self._users.clear)
 
-    def __repr__(self) -> str:
-        return repr(self.histories)
+    def new_user(self) -> UserEntities:
+        """Return what is held of a user of whom nothing was read yet."""
+        return UserEntities(book=EntityRegistry(self.vocabulary))
 
-    @property
-    def store(self) -> TurnStore:
-        """Where the histories keep their turns."""
-        return self.histories.turn_store
-
-    def held(self, work: Callable[[], T], *, long: bool = False) -> Step[T]:
-        """Call `work` under the lock; on an event loop in a thread if it is `long`.
-
-        A lock that is taken is waited for in a thread as well, since its holder may be reading a long text.
-        """
-
-        def sync() -> T:
-            with self.lock:
-                return work()
-
-        async def asynchronous() -> T:
-            # Usually the lock is free: a thread is used only if it is not.
-            if long or not self.lock.enter_now():
-                return await asyncio.to_thread(sync)
-            try:
-                return work()
-            finally:
-                self.lock.__exit__(None, None, None)
-
-        return Step(sync, asynchronous)
-
-    async def look(self, user_id: str, *, most: int | None = None) -> UserEntities:
-        """Look at what changed in a user's turns, and read the names of those that lack their facts.
-
-        Args:
-            user_id: The user.
-            most: How many turns are read for names at most; None for `lazy`.
-
-        Returns:
-            The user's entities.
-        """
-        held = await self.held(lambda: self._held(user_id))
-        try:
-            await self._catch_up(user_id, held)
-            for _ in range(AGAIN):
-                if not await self._complete(user_id, held, self._lazy if most is None else most):
-                    break
-                # Turns went while this one looked: what came for them is taken in with that.
-                await self._catch_up(user_id, held)
-        except BaseException:
-            self.forget(user_id)  # what it was told of may not be held: the next look begins anew
-            raise
-        await self.held(lambda: self._users.put(user_id, held))
-        return held
-
-    async def decide(self, user_id: str, rule: ResolutionRule) -> None:
+    async def decide_rule(self, user_id: str, rule: ResolutionRule) -> None:
         """Store a decision of a user."""
-        await self._step(lambda: self.store.decide(user_id, ENTITIES, stored.encode_rule(rule)))
+        await self.decide(user_id, stored.encode_rule(rule))
 
     async def describe(self, user_id: str, place: Place, made: Sequence[DescriptionRow]) -> None:
         """Store what a model said of entities after a turn, in its row."""
-        held = await self.held(lambda: self._held(user_id))
-        row, _ = held.rows.get(place, (None, None))
+        row = (await self.held_of(user_id)).rows.get(place)
         if row is not None:
-            await self._keep(user_id, DESCRIBED, [(place, row.op, stored.encode_descriptions(made))])
-
-    def forget(self, user_id: str) -> None:
-        """Drop what is held of a user."""
-        with self.lock:
-            self._users.pop(user_id)
-
-    def close(self) -> None:
-        """Drop what is held of all users."""
-        with self.lock:
-            self._users.clear()
-
-    # -- what is shown
-
-    def _held(self, user_id: str) -> UserEntities:
-        return self._users.get_or_put(user_id, UserEntities(EntityRegistry(self.vocabulary)))
-
-    async def _catch_up(self, user_id: str, held: UserEntities) -> None:
-        names = [ENTITIES, DESCRIBED]
-        await self._step(lambda: catch_up(self.store, user_id, held.log, names, self.now()))
-        await self.held(lambda: self._take(held), long=held.log.unread > ROWS)
-
-    def _take(self, held: UserEntities) -> None:
-        """Hold the facts of what came, and drop those of what went."""
-        held.decide()
-        found = held.log.news()
-        come = {row.place for row in found.come}
-        for place in found.gone:
-            if place not in come:
-                held.drop(place)
-        for row in sorted(found.come, key=lambda row: row.created_at or UNDATED):
-            known, _ = held.rows.get(row.place, (None, None))
-            is_same = known is not None and known.op == row.op and known.index == row.index
-            if is_same and row.place not in held.lacking:
-                continue
-            facts = stored.decode_facts(row.index.get(ENTITIES), row, UNDATED)
-            held.put(row, facts or ())
-            if facts is None:
-                held.lacking.add(row.place)
-
-    # -- deriving
+            await self.keep(user_id, DESCRIBED, [(place, row.op, stored.encode_descriptions(made))])
 
     async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes | None:
-        """Make the facts of a turn that is to be stored; None if the extractor is slow, so that it follows."""
+        """Make the facts of a turn that is to be stored; None if the extractor is slow, so that they follow."""
         if not self.is_whole_at_once:
             return None
-        sources = message_facts("", messages, UNDATED)
-        found = await self.extract([source.text for source in sources])
-        held = await self.held(lambda: self._held(user_id))
-        is_long = len(held.book.facts) > MANY or sum(len(source.text) for source in sources) > SHORT
-        facts = await self.held(lambda: _facts(held.book, sources, found), long=is_long)
-        return stored.encode_facts(facts)
+        said = message_facts("", messages, UNDATED)
+        found = await self.extract([source.text for source in said])
+        held = await self.held_of(user_id)
+        is_long = len(held.book.facts) > MANY or sum(len(source.text) for source in said) > SHORT
+        return await self.held(lambda: _encode(held.book, said, found), long=is_long)
 
-    async def _complete(self, user_id: str, held: UserEntities, most: int) -> bool:
-        """Read the newest turns that lack their facts; return whether any of them was erased meanwhile."""
-        newest = await self.held(lambda: held.newest(most))
-        # Oldest first, since a name is found again in what is said after it was told.
-        oldest_first = newest[::-1]
-        erased = False
-        for begin in range(0, len(oldest_first), TURNS):
-            rows = oldest_first[begin : begin + TURNS]
-            places = [row.place for row in rows]
-            turns = await self._step(partial(self.store.turns_at, user_id, places))
-            read = {(session_id, turn.seq): turn for session_id, turn in turns}
-            there = [row for row in rows if row.place in read]
-            sources = [message_facts(row.session_id, read[row.place].messages, UNDATED) for row in there]
-            try:
-                found = iter(await self.extract([source.text for each in sources for source in each]))
-            except ConfigurationError:
-                raise
-            except Exception as error:  # noqa: BLE001  # extractors raise anything
-                logger.warning("turns were not read for names, which the next look tries: %s", describe_error(error))
-                break
-            names = [[next(found) for _ in each] for each in sources]
-            fresh = await self.held(partial(self._hold, held, there, sources, names), long=True)
-            gone = [row.place for row in rows if row.place not in read]
-            await self.held(partial(held.drop_all, gone))
-            erased = erased or bool(gone)
-            # What is damaged, or of a newer version, is not stored: somebody may read it whole one day.
-            await self._keep(user_id, ENTITIES, [each for each in fresh if not read[each[0]].problems])
-        return erased
+    async def read(self, turns: Sequence[tuple[ChangedRow, Turn]]) -> list[Any]:
+        """Read the names in turns."""
+        sources = [message_facts(row.session_id, turn.messages, UNDATED) for row, turn in turns]
+        found = iter(await self.extract([source.text for said in sources for source in said]))
+        return [(said, [next(found) for _ in said]) for said in sources]
 
-    def _hold(
-        self,
-        held: UserEntities,
-        rows: Sequence[ChangedRow],
-        sources: Sequence[list[FactRow]],
-        names: Sequence[list[list[NameSpan]]],
-    ) -> list[tuple[Place, str, bytes]]:
-        """Hold what was read of rows; return what is to be stored."""
-        fresh = []
-        for row, said, found in zip(rows, sources, names, strict=True):
-            known, _ = held.rows.get(row.place, (None, None))
-            if known is not row:  # it went, or changed, meanwhile: then it is made of what it is now
-                continue
-            data = stored.encode_facts(_facts(held.book, said, found))
-            whole = replace(row, index={**row.index, ENTITIES: data})
-            held.put(whole, stored.decode_facts(data, whole, UNDATED) or ())
-            fresh.append((row.place, row.op, data))
-        return fresh
+    def encode(self, held: UserEntities, row: ChangedRow, read: Any) -> bytes:
+        """Encode the facts of a turn: its sentences with the names that were read, or are known by then."""
+        return _encode(held.book, *read)
 
     async def extract(self, texts: Sequence[str]) -> list[list[NameSpan]]:
         """Extract the names of each text; several texts go through the extractor's `batch` at once if it has one."""
@@ -338,24 +159,9 @@ class EntityLog:
         long = sum(map(len, texts)) > SHORT
         return await cpu_bound(lambda: [read_mentions(*pair) for pair in zip(found, texts, strict=True)], long=long)
 
-    async def _keep(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
-        """Store what was derived from turns; a failure is logged."""
-        if self.read_only or dry_run.get() or not made:
-            return
-        try:
-            await self._step(lambda: self.store.keep_index(user_id, name, made))
-        except HistoryWriteError as error:
-            logger.warning("the names of %d turns are not stored, but read again: %s", len(made), error)
 
-    def _step(self, make_flow: Callable[[], Flow[T]]) -> Step[T]:
-        async def asynchronous() -> T:
-            return await self.store.arun(make_flow())
-
-        return Step(lambda: self.store.run(make_flow()), asynchronous)
-
-
-def _facts(book: EntityRegistry, sources: Sequence[FactRow], found: Sequence[Sequence[NameSpan]]) -> list[FactRow]:
-    """Return the facts of a turn: of each message, in order, the sentences with the names that are found in it."""
-    for source in sources:
+def _encode(book: EntityRegistry, said: Sequence[FactRow], found: Sequence[Sequence[NameSpan]]) -> bytes:
+    """Encode the facts of a turn: of each message, in order, the sentences with the names that are found in it."""
+    for source in said:
         book.add_speaker(source.speaker)
-    return facts_of(zip(sources, found, strict=True), book)
+    return stored.encode_facts(facts_of(zip(said, found, strict=True), book))

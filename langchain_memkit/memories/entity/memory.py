@@ -385,7 +385,7 @@ class EntityMemory(MemoryOverHistories):
             raise ConfigurationError(f"{name!r:.100} and {other!r:.100} are one name, which cannot be split")
         # A decision is a row of its own and changes no fact, so it can be taken back by a later one.
         rule = ResolutionRule(kind, clean(display_form(name)), clean(display_form(other)), *keys)
-        await log.decide(self._user, rule)
+        await log.decide_rule(self._user, rule)
 
     async def _forget(self, name: str) -> int:
         check_writable(self)
@@ -405,7 +405,7 @@ class EntityMemory(MemoryOverHistories):
                 {book.facts[key].key for key in facts} | {n for n, root in groups.root.items() if root in roots}
             )
         for each in sorted(names):
-            await log.decide(self._user, ResolutionRule("forget", each, "", each, ""))
+            await log.decide_rule(self._user, ResolutionRule("forget", each, "", each, ""))
         return len(facts)
 
     async def _describe(self, llm: Runnable[Any, Any], messages: Sequence[BaseMessage]) -> None:
@@ -416,12 +416,12 @@ class EntityMemory(MemoryOverHistories):
 
         def collect() -> tuple[Place | None, list[tuple[str, str, list[FactRow]]]]:
             book = held.book
-            turns = [(row, [book.facts[key] for key in keys if key in book.facts]) for row, keys in held.rows.values()]
-            mine = [(row, facts) for row, facts in turns if row.session_id == self._session and facts]
-            said = [(row, fact) for row, facts in mine for fact in facts if fact.message in ids]
+            mine = [(place, keys) for place, keys in held.keys.items() if place[0] == self._session]
+            facts = [(place, book.facts[key]) for place, keys in mine for key in keys if key in book.facts]
+            said = [(place, fact) for place, fact in facts if fact.message in ids]
             roots = dict.fromkeys(book.groups.owner(fact) for _, fact in said)
             found = [(root, display_name(book, root)[0], [*book.rows([root], FACTS).values()]) for root in roots]
-            place = said[-1][0].place if said else None
+            place = said[-1][0] if said else None
             return place, found[:ENTITIES]
 
         place, topics = await log.held(collect, long=True)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import zlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from langchain_memkit.memories.derived_log import as_text, pack, unpack
 from langchain_memkit.stores.changes import ChangedRow
 
-VERSION = 1
-LARGEST = 2**26  # bytes of what is stored, once it is no longer compressed; a longer one is damaged
 RULES = ("merge", "rename", "split", "forget")
 
 
@@ -79,7 +76,7 @@ def encode_facts(facts: Iterable[FactRow]) -> bytes:
     for head, group in groupby(facts, key=_message_of):
         said = [[fact.text, fact.key, fact.surface, fact.label, fact.start, fact.end] for fact in group]
         messages.append([*head, said])
-    return _pack(messages)
+    return pack(messages)
 
 
 def decode_facts(data: bytes | None, row: ChangedRow, undated: datetime) -> list[FactRow] | None:
@@ -87,17 +84,17 @@ def decode_facts(data: bytes | None, row: ChangedRow, undated: datetime) -> list
 
     Message `i` is dated `i` microseconds after the turn, which keeps the order.
     """
-    messages = _unpack(data)
+    messages = unpack(data)
     if messages is None:
         return None
     found: list[FactRow] = []
     try:
         for number, role, speaker, message, given, said in messages:
             at = (row.created_at or undated) + timedelta(microseconds=number)
-            head = (_text(role), _text(speaker), row.session_id, _text(message), bool(given), at, int(number))
+            head = (as_text(role), as_text(speaker), row.session_id, as_text(message), bool(given), at, int(number))
             for text, key, surface, label, start, end in said:
-                named = (_text(key), _text(surface), _text(label), int(start), int(end))
-                found.append(FactRow(_text(text), *head, *named))
+                named = (as_text(key), as_text(surface), as_text(label), int(start), int(end))
+                found.append(FactRow(as_text(text), *head, *named))
     except (OverflowError, TypeError, ValueError):
         return None
     return found
@@ -105,28 +102,30 @@ def decode_facts(data: bytes | None, row: ChangedRow, undated: datetime) -> list
 
 def encode_descriptions(made: Sequence[DescriptionRow]) -> bytes:
     """Encode the descriptions that a model made after a turn."""
-    return _pack([[row.key, row.text, list(row.facts)] for row in made])
+    return pack([[row.key, row.text, list(row.facts)] for row in made])
 
 
 def decode_descriptions(data: bytes | None, row: ChangedRow, undated: datetime) -> list[DescriptionRow]:
     """Decode the descriptions that a model made after a turn; none if they are damaged."""
     try:
-        lines = _unpack(data) or []
+        lines = unpack(data) or []
         at = row.created_at or undated
-        return [DescriptionRow(_text(key), _text(text), at, tuple(map(_text, facts))) for key, text, facts in lines]
+        return [
+            DescriptionRow(as_text(key), as_text(text), at, tuple(map(as_text, facts))) for key, text, facts in lines
+        ]
     except (TypeError, ValueError):
         return []
 
 
 def encode_rule(rule: ResolutionRule) -> bytes:
     """Encode a decision."""
-    return _pack(list(rule))
+    return pack(list(rule))
 
 
 def decode_rule(data: bytes | None) -> ResolutionRule | None:
     """Decode a decision; None if it is damaged or of another version."""
     try:
-        rule = ResolutionRule(*map(_text, _unpack(data) or ()))
+        rule = ResolutionRule(*map(as_text, unpack(data) or ()))
     except TypeError:
         return None
     return rule if rule.kind in RULES and rule.key else None
@@ -134,24 +133,3 @@ def decode_rule(data: bytes | None) -> ResolutionRule | None:
 
 def _message_of(fact: FactRow) -> tuple[int, str, str, str, int]:
     return fact.number, fact.role, fact.speaker, fact.message, int(fact.given)
-
-
-def _pack(content: list[Any]) -> bytes:
-    text = json.dumps([VERSION, content], ensure_ascii=False, separators=(",", ":"))
-    return zlib.compress(text.encode("utf-8", "replace"))
-
-
-def _unpack(data: bytes | None) -> list[Any] | None:
-    if not data:
-        return None
-    try:
-        version, content = json.loads(zlib.decompressobj().decompress(data, LARGEST).decode())
-    except (RecursionError, TypeError, ValueError, zlib.error):
-        return None
-    return content if version == VERSION and isinstance(content, list) else None
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
