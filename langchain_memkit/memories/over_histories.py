@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit import base
 from langchain_memkit._histories import keeps_index, stored_ids, turns_between
 from langchain_memkit._progress import progress_bar
-from langchain_memkit._sync import Step, adrive, drive
+from langchain_memkit._sync import ClosingMixin, Step, adrive, drive
+from langchain_memkit.base import Memory, SessionInfo, check_id, safe_repr
 from langchain_memkit.errors import (
     ConfigurationError,
     HistoryReadError,
@@ -21,7 +24,6 @@ from langchain_memkit.errors import (
     StaleTurnError,
     logger,
 )
-from langchain_memkit.memories.rebuildable import DerivedMemory, DerivedMemoryFactory
 from langchain_memkit.messages.notes import is_note
 from langchain_memkit.messages.trimming import same_messages
 from langchain_memkit.stores.changes import Place, UserLog
@@ -69,17 +71,145 @@ class IndexedTurns(Protocol):
         """Drop what is held of all users."""
 
 
-class MemoryOverHistories(DerivedMemory):
-    """Base class of a memory whose index lies in the rows of turns.
+class MemoryOverHistories(Memory):
+    """Base class of a memory of one session and its user whose index lies in the rows of turns.
 
-    `_core.log` holds the turns. `clear` clears the session in the histories, `forget_messages` hides turns there, and
-    `purge` of the factory purges the user there.
+    `clear` clears the session in the histories, `forget_messages` hides turns there, and `purge` of the factory purges
+    the user there. A subclass has the flows behind these methods; `_core` holds what all memories of a factory share.
     """
 
     derives_by = "..."
     """What derives the index from a turn, for errors."""
 
+    save_was_checked: bool = False
+    """Whether the last save would have stored nothing if the session had been cleared since the load before it."""
+
+    _core: Any
     _began: tuple[int, datetime] | None = None  # epoch of the session in its own history, and when, at the load
+    _fetched: object = None
+    _session: str
+    _user: str
+
+    def _bind(self, session_id: str, user_id: str | None) -> None:
+        self.session_id = self._session = check_id(session_id, "session_id")
+        if user_id is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a user_id: what it remembers is of all sessions of one user. "
+                "In a chain it comes from the config: chain.invoke(..., session('s1', user_id='u1'))"
+            )
+        self.user_id = self._user = check_id(user_id, "user_id")
+
+    def _for_session(self, session_id: str, user_id: str | None) -> Self:
+        """Return a copy of this memory, of which nothing was loaded yet, bound to another session and user."""
+        other = copy.copy(self)  # shallow: the core with its cache is shared
+        other._bind(session_id, user_id)
+        return other
+
+    def __repr__(self) -> str:
+        """Show the ids, never what is remembered."""
+        return f"{type(self).__name__}(session_id={self.session_id!r}, user_id={self.user_id!r})"
+
+    def prefetch(self) -> None:
+        """Read what the next `load` needs for any query; a turn calls it while the history is read.
+
+        An error is kept and raised by that `load`.
+        """
+        drive(self._prefetched())
+
+    async def aprefetch(self) -> None:
+        """Run `prefetch` asynchronously."""
+        await adrive(self._prefetched())
+
+    async def _prefetched(self) -> None:
+        try:
+            self._fetched = await self._prefetch()
+        except Exception as error:  # noqa: BLE001  # whatever a store raises is raised by the load that follows
+            self._fetched = error
+
+    def _take_fetched(self) -> Any:
+        """Return what `prefetch` read, once, or raise its error; None if nothing was prefetched."""
+        fetched, self._fetched = self._fetched, None
+        if isinstance(fetched, Exception):
+            raise fetched
+        return fetched
+
+    def load(self, query: str = "") -> list[BaseMessage]:
+        """Return what is remembered that answers the new input, as much as fits into `max_tokens`.
+
+        Args:
+            query: The new input. In a turn it is a `Query`, and messages that the model sees anyway are not repeated.
+
+        Returns:
+            A list of one note with quoted records; `[]` if nothing is related to the input, or nothing is stored.
+
+        Raises:
+            ConfigurationError: The extractor is async.
+            HistoryReadError: The store, or a history, cannot be reached or read.
+        """
+        return drive(self._load(query))
+
+    async def aload(self, query: str = "") -> list[BaseMessage]:
+        """Run `load` asynchronously."""
+        return await adrive(self._load(query))
+
+    def save(self, messages: Sequence[BaseMessage]) -> None:
+        """Keep a finished turn; saving the same turn again stores nothing.
+
+        A turn that the chain has stored in these histories is there already. Any other is stored in the memory's own
+        history; it is left out, with a warning in the log, if its session was cleared after `load`.
+
+        Args:
+            messages: One turn or a whole conversation, oldest first. Notes from memories and summaries are left out.
+
+        Raises:
+            ConfigurationError: The extractor is async.
+            HistoryWriteError: The store failed; calling again is safe.
+        """
+        drive(self._save(messages))
+
+    async def asave(self, messages: Sequence[BaseMessage]) -> None:
+        """Run `save` asynchronously."""
+        await adrive(self._save(messages))
+
+    def clear(self) -> None:
+        """Clear the session in the histories for good; a save that runs at the same time adds nothing."""
+        drive(self._clear())
+
+    async def aclear(self) -> None:
+        """Run `clear` asynchronously."""
+        await adrive(self._clear())
+
+    def forget_messages(self, ids: Collection[str]) -> int:
+        """Hide the turns of this session that hold any of these messages.
+
+        Args:
+            ids: Ids of the messages.
+
+        Returns:
+            How many turns were hidden.
+
+        Raises:
+            TypeError: `ids` is a string.
+            ConfigurationError: The memory is read-only.
+            HistoryWriteError: The store failed; calling again finishes the work.
+        """
+        return drive(self._forget_messages(ids))
+
+    async def aforget_messages(self, ids: Collection[str]) -> int:
+        """Run `forget_messages` asynchronously."""
+        return await adrive(self._forget_messages(ids))
+
+    async def _forget_messages(self, ids: Collection[str]) -> int:
+        check_writable(self)
+        if isinstance(ids, str):
+            raise TypeError("ids must be a list of str, not a str")
+        return await self._delete_messages(ids)
+
+    @abstractmethod
+    async def _prefetch(self) -> Any: ...
+
+    @abstractmethod
+    async def _load(self, query: str) -> list[BaseMessage]: ...
 
     @property
     def _log(self) -> IndexedTurns:
@@ -88,7 +218,10 @@ class MemoryOverHistories(DerivedMemory):
 
     @property
     def is_remote(self) -> bool:
-        """Return whether reads wait for a server; see `DerivedMemory`."""
+        """Return whether reads wait for a server.
+
+        A sync turn then reads in a thread, at the same time as it reads the history.
+        """
         return self._log.store.is_remote
 
     def check_history(self, history: Any) -> None:
@@ -239,12 +372,6 @@ class MemoryOverHistories(DerivedMemory):
             await Step(partial(history.delete_turn, seq), partial(history.adelete_turn, seq))
         return len(found)
 
-    async def _rebuild_sessions(self, user_id: str, sessions: Mapping[str, Any], progress: bool) -> Mapping[str, int]:
-        raise ConfigurationError(
-            "a memory over histories is derived from their turns, so there is nothing to rebuild: index() makes at "
-            "once what the next questions would; langchain_memkit.migrate.migrate copies conversations of others"
-        )
-
     async def _clear(self) -> None:
         self._began = None
         if self.read_only:
@@ -253,10 +380,78 @@ class MemoryOverHistories(DerivedMemory):
         await Step(history.clear, history.aclear)
 
 
-class FactoryOverHistories(DerivedMemoryFactory[M]):
-    """Base class of the factories of memories over histories."""
+class FactoryOverHistories(ClosingMixin, Generic[M]):
+    """Base class of the factories of memories over histories: they return copies of a memory, which share its log.
 
-    async def _list_sessions(self, user_id: str) -> list[base.SessionInfo]:
+    A subclass has the flows behind these methods.
+    """
+
+    does_no_io = True
+    """Whether calling the factory does no I/O, so that it needs no worker thread."""
+
+    def __init__(self, memory: M) -> None:
+        self._memory = memory
+        self._core = memory._core
+
+    def __repr__(self) -> str:
+        """Show the store."""
+        return f"{type(self).__name__}({safe_repr(self._core.store)})"
+
+    def __call__(self, session_id: str, user_id: str | None = None) -> M:
+        """Return the memory of a session; no I/O.
+
+        Args:
+            session_id: The conversation.
+            user_id: The user; required.
+
+        Raises:
+            ConfigurationError: `user_id` is missing.
+            TypeError, ValueError: An id is not a string, empty or malformed.
+        """
+        return self._memory._for_session(session_id, user_id)
+
+    def setup(self) -> None:
+        """Set up the store, if it has a `setup`."""
+        drive(self._setup())
+
+    async def asetup(self) -> None:
+        """Run `setup` asynchronously."""
+        await adrive(self._setup())
+
+    def list_sessions(self, user_id: str) -> list[SessionInfo]:
+        """Return the user's sessions in the histories, the last used first."""
+        return drive(self._list_sessions(check_id(user_id, "user_id")))
+
+    async def alist_sessions(self, user_id: str) -> list[SessionInfo]:
+        """Run `list_sessions` asynchronously; it returns a list, not an async iterator."""
+        return await adrive(self._list_sessions(check_id(user_id, "user_id")))
+
+    def purge(self, user_id: str) -> Mapping[str, int]:
+        """Purge a user in the histories, for good; part of `purge_user`.
+
+        Returns:
+            How many sessions and turns were deleted.
+        """
+        return drive(self._purge(check_id(user_id, "user_id")))
+
+    async def apurge(self, user_id: str) -> Mapping[str, int]:
+        """Run `purge` asynchronously."""
+        return await adrive(self._purge(check_id(user_id, "user_id")))
+
+    def close(self) -> None:
+        """Drop what is held in process; the histories stay open."""
+        self._core.log.close()
+
+    async def aclose(self) -> None:
+        """Run `close` asynchronously."""
+        self.close()
+
+    async def _setup(self) -> None:
+        store = self._core.store
+        if hasattr(store, "setup"):
+            await Step(lambda: store.setup(), lambda: store.asetup())
+
+    async def _list_sessions(self, user_id: str) -> list[SessionInfo]:
         histories = self._core.log.histories
         return await Step(lambda: histories.list_sessions(user_id), lambda: histories.alist_sessions(user_id))
 
@@ -270,9 +465,16 @@ class FactoryOverHistories(DerivedMemoryFactory[M]):
         )
         return found
 
-    def close(self) -> None:
-        """Empty the cache; the histories stay open."""
-        self._core.log.close()
+
+def clean(text: str) -> str:
+    """Replace lone surrogates and NUL characters, which some stores refuse."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def check_writable(memory: Memory) -> None:
+    """Raise `ConfigurationError` if the memory is read-only."""
+    if memory.read_only:
+        raise ConfigurationError("this memory is read-only")
 
 
 def own(memory: type[MemoryOverHistories]) -> str:

@@ -17,8 +17,13 @@ from langchain_memkit._sync import Step, adrive, call_user_function, cpu_bound, 
 from langchain_memkit._timezones import TimezoneLike, TimezoneOfUser, check_timezone, in_timezone, timezone_of_query
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns, as_text, pack, unpack
-from langchain_memkit.memories.over_histories import FactoryOverHistories, MemoryOverHistories, check_histories
-from langchain_memkit.memories.rebuildable import check_writable, clean
+from langchain_memkit.memories.over_histories import (
+    FactoryOverHistories,
+    MemoryOverHistories,
+    check_histories,
+    check_writable,
+    clean,
+)
 from langchain_memkit.messages.notes import PREFERENCES, STATED, Record, note_message, records_of
 from langchain_memkit.messages.tokens import count_tokens, resolve_counter
 from langchain_memkit.messages.trimming import is_user_message

@@ -1053,7 +1053,7 @@ class TurnHistory(BaseChatMessageHistory):
         """Copy the conversation, as it is shown, into a new session of the same user.
 
         Nobody sees a part of the copy, and who appends to the new session meanwhile waits until it is there. Ids and
-        dates of the messages stay. Memories over these histories recall them at once, others after a `rebuild`.
+        dates of the messages stay. Memories over these histories recall them at once.
 
         Args:
             session_id: The new session, without turns; or that of a call that broke off, which this one finishes.

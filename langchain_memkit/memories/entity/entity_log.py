@@ -61,7 +61,7 @@ class UserEntities(HeldTurns):
         self.book.descriptions.pop(place, None)
 
     def decide(self, rows: Sequence[ChangedRow]) -> None:
-        """Take in which names are one, which are not, and what is forgotten; the last of conflicting decisions holds."""
+        """Take in which names are one, which are not, and what is forgotten; of two that differ the last holds."""
         rules: list[ResolutionRule] = []
         forgotten: dict[str, datetime] = {}
         for row in rows:

@@ -23,8 +23,13 @@ from langchain_memkit.memories.entity.entity_log import MANY, EntityLog, UserEnt
 from langchain_memkit.memories.entity.listing import EntityList, Fact, display_name, fact_of, facts_about, list_entities
 from langchain_memkit.memories.entity.recall import candidates, choose, compose
 from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, ResolutionRule, fact_id
-from langchain_memkit.memories.over_histories import FactoryOverHistories, MemoryOverHistories, check_histories
-from langchain_memkit.memories.rebuildable import check_writable, clean
+from langchain_memkit.memories.over_histories import (
+    FactoryOverHistories,
+    MemoryOverHistories,
+    check_histories,
+    check_writable,
+    clean,
+)
 from langchain_memkit.messages.text import QUESTION, limit_words, one_line, quote_lines
 from langchain_memkit.messages.tokens import approximate_tokens, resolve_counter
 from langchain_memkit.stores.changes import Place

@@ -18,7 +18,7 @@ from langchain_memkit.matching.names import PERSON, is_common_word, kind_of, wit
 from langchain_memkit.memories.entity.registry import EntityRegistry, forms_of
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
 from langchain_memkit.memories.entity.statements import NameSpan, statements
-from langchain_memkit.memories.rebuildable import clean
+from langchain_memkit.memories.over_histories import clean
 from langchain_memkit.messages.text import MESSAGE, limit_words, sentence_spans, without_records
 from langchain_memkit.messages.trimming import is_user_message
 
