@@ -4,8 +4,8 @@ Every turn keeps the idempotency key it is stored under, so a second run adds on
 finished by the next one. Whatever cannot be read is counted and named.
 """
 
-# How the modules fit together: `sources` reads (with `foreign` for other packages, and `old_vectors` for
-# what older versions kept apart), `transfer` writes and connects two
+# How the modules fit together: `sources` reads (with `foreign` for other packages, `old_vectors` and
+# `old_memories` for what older versions kept apart), `transfer` writes and connects two
 # stores, `jsonl` connects a store and a file.
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from langchain_memkit.migrate.foreign import (
     langgraph_source,
 )
 from langchain_memkit.migrate.jsonl import aexport_history, aimport_history, export_history, import_history
+from langchain_memkit.migrate.old_memories import MovedMemories, amove_memories, move_memories
 from langchain_memkit.migrate.old_vectors import vector_records_source
 from langchain_memkit.migrate.transfer import MigrationReport, amigrate, migrate
 
 __all__ = [
     "MigrationReport",
+    "MovedMemories",
     "aexport_history",
     "aimport_history",
     "amigrate",
+    "amove_memories",
     "export_history",
     "import_history",
     "langchain_file_source",
@@ -34,6 +37,7 @@ __all__ = [
     "langchain_sql_source",
     "langgraph_source",
     "migrate",
+    "move_memories",
     "vector_records_source",
 ]
 

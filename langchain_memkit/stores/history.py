@@ -150,7 +150,7 @@ class TurnStore(StoreBackend, ABC):
             HistoryWriteError: The database failed; `maybe_stored` must be true unless certainly nothing was stored.
         """
 
-    async def decide(self, user_id: str, name: str, data: bytes) -> None:
+    async def decide(self, user_id: str, name: str, data: bytes, *, at: datetime | None = None) -> None:
         """Store a decision of a user, which no turn tells: two names are of one person, say.
 
         It is a row without messages under an empty session id, which no caller can pass, so that it is in no list of
@@ -160,11 +160,12 @@ class TurnStore(StoreBackend, ABC):
             user_id: The user.
             name: The index that it belongs to.
             data: What was decided.
+            at: When; None for now.
 
         Raises:
             HistoryWriteError: The database failed.
         """
-        row = history_rows.TurnRow(f"decision:{uuid4()}", [], [], index={name: data})
+        row = history_rows.TurnRow(f"decision:{uuid4()}", [], [], created_at=at, index={name: data})
         await self.append(SessionScope(user_id, ""), Batch([], [], [row], None), None, ReadVersion())
 
     @abstractmethod
