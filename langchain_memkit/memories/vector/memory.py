@@ -143,9 +143,10 @@ class VectorMemory(MemoryOverHistories):
             kind = base.describe_type(compressor, BaseDocumentCompressor)
             raise ConfigurationError(f"reranker must be a LangChain document compressor, not {kind}")
         if isinstance(histories, VectorStore):
+            kind = type(histories).__name__
             raise ConfigurationError(
-                f"a vector memory keeps what it recalls in the turns of histories, as in {own(VectorMemory)}, and not "
-                f"in a vector store ({type(histories).__name__}); RetrieverMemory quotes documents of a retriever"
+                f"a vector memory keeps what it recalls in the turns of histories, as in {own(VectorMemory)}, and "
+                f"not in a vector store ({kind}); RetrieverMemory(store.as_retriever()) quotes documents"
             )
         check_histories(histories, VectorMemory)
         weights = ranking or Ranking()

@@ -273,15 +273,6 @@ def test_a_turn_that_cannot_be_read_now(path: Path, histories: Any) -> None:
     assert len(indexes(path)) == 1
 
 
-def test_there_is_nothing_to_rebuild(histories: Any, memories: Any) -> None:
-    """The error says what indexes at once, and nothing has changed."""
-    histories("s1", "u1").add_messages(CAT)
-    for rebuild in (memories("s1", "u1").rebuild, lambda: memories.rebuild(histories, "u1")):
-        with pytest.raises(ConfigurationError, match=r"nothing to rebuild: index\(\) makes at once"):
-            rebuild()
-    assert texts(memories("s2", "u1")) == ["My cat is called Nemo."]
-
-
 @pytest.mark.parametrize("erase", ["clear", "purge"])
 def test_a_turn_under_way_is_erased(histories: Any, memories: Any, erase: str) -> None:
     """What a memory with histories of its own is told after a clear or purge, of a turn from before, is not kept."""
