@@ -221,16 +221,12 @@ class DerivedLog(ABC, Generic[H]):
             What is held of the user.
         """
         held = await self.held_of(user_id)
-        try:
+        await self._catch_up(user_id, held)
+        for _ in range(AGAIN):
+            if not await self._complete(user_id, held, self._lazy if most is None else most):
+                break
+            # Turns went while this one looked: what came for them is taken in with that.
             await self._catch_up(user_id, held)
-            for _ in range(AGAIN):
-                if not await self._complete(user_id, held, self._lazy if most is None else most):
-                    break
-                # Turns went while this one looked: what came for them is taken in with that.
-                await self._catch_up(user_id, held)
-        except BaseException:
-            self.forget(user_id)  # what it was told of may not be held: the next look begins anew
-            raise
         await self.held(lambda: self._users.put(user_id, held))
         return held
 
@@ -260,10 +256,16 @@ class DerivedLog(ABC, Generic[H]):
     async def _catch_up(self, user_id: str, held: H) -> None:
         names = [self.name, *self.other_names]
         await self._step(lambda: catch_up(self.store, user_id, held.log, names, self.now()))
-        await self.held(held.take, long=held.log.unread > ROWS)
+        try:
+            await self.held(held.take, long=held.log.unread > ROWS)
+        except BaseException:
+            self.forget(user_id)  # what it was told of may not be held: the next look begins anew
+            raise
 
     async def _complete(self, user_id: str, held: H, most: int) -> bool:
         """Derive what the newest turns lack; return whether any of them was erased meanwhile."""
+        if not most:
+            return False
         newest = await self.held(lambda: held.newest(most))
         # Oldest first, since what is read of a turn may rest on those before it.
         oldest_first = newest[::-1]
