@@ -135,13 +135,11 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     given |= {"embedding": EMBEDDING} if "embedding" in known else {}
     if cls is LangGraphKeyValueStore:
         where = InMemoryStore()
-    if cls is VectorMemory:
+    if cls in (VectorMemory, PreferenceMemory):
         where, given = SQLiteChatMessageHistory.factory(":memory:"), {**given, "user_id": "u1"}
-    leading = () if cls is PreferenceMemory else (where,)  # which has an id first, and its store by name
-    given |= {"user_id": "u1"} if cls is PreferenceMemory else {}
     if method == "__init__":
-        return cls(*leading, **given | {parameter: value})
-    target = cls.factory(where) if owner.endswith("factory()") else cls(*leading, **given)
+        return cls(where, **given | {parameter: value})
+    target = cls.factory(where) if owner.endswith("factory()") else cls(where, **given)
     needed = {
         "messages": [HumanMessage("x")],
         "session_id": "s1",

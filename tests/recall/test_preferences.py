@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common import TEXTS
-from langchain_memkit import PreferenceMemory, WordLlamaEmbeddings, find_english_preferences
+from langchain_memkit import PreferenceMemory, SQLiteChatMessageHistory, WordLlamaEmbeddings, find_english_preferences
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.testing import FrozenClock
 
@@ -67,7 +67,8 @@ def test_the_nearest_are_shown_where_many_are() -> None:
 
     def shown(**options: Any) -> int:
         clock = FrozenClock(datetime(2026, 1, 2, tzinfo=UTC))
-        memory = PreferenceMemory("s1", user_id="u1", now=clock, **options)
+        histories = SQLiteChatMessageHistory.factory(":memory:", now=clock)
+        memory = PreferenceMemory(histories, "s1", user_id="u1", now=clock, **options)
         for row in rows:
             memory.add(row["quote"])
             clock.tick(60)

@@ -167,7 +167,10 @@ class EditedTurnCases:
         """What memories learned from the replaced turns goes, the rest stays, and a rebuild finds nothing to do."""
         vectors = VectorMemory.factory(get_session_history, DeterministicFakeEmbedding(size=16))
         entities = EntityMemory.factory(lambda text: [w for w in text.split() if w.istitle()])
-        preferences = PreferenceMemory.factory(MemoryStore(), find=lambda text: [text] if "Always" in text else [])
+        preferences = PreferenceMemory.factory(
+            get_session_history,  # type: ignore[arg-type]
+            find=lambda text: [text] if "Always" in text else [],
+        )
         factories: list[Any] = [vectors, entities, preferences]
         model = Recording(*["Noted."] * 9)
         chat = create_runnable_with_message_history(model, get_session_history, memories=factories)

@@ -107,13 +107,13 @@ def entities_on(store: Any, extractor: Any = people) -> MakeMemory:
     return make
 
 
-def preferences_on(store: Any) -> MakeMemory:
-    """A maker of preference memories that also takes `read_only`: two factories on one store."""
+def preferences_on(histories: Any) -> MakeMemory:
+    """A maker of preference memories that also takes `read_only`: two factories over one place."""
 
     def find(text: str) -> list[str]:
         return [text] if text.startswith("Always") else []
 
-    writing, reading = (PreferenceMemory.factory(store, find=find, read_only=read_only) for read_only in (False, True))
+    writing, reading = (PreferenceMemory.factory(histories, find=find, read_only=only) for only in (False, True))
 
     def make(session_id: str, user_id: str | None = None, *, read_only: bool = False) -> PreferenceMemory:
         return (reading if read_only else writing)(session_id, user_id)

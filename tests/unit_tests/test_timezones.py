@@ -352,7 +352,8 @@ def test_every_memory_that_quotes_days() -> None:
 
     clock = FrozenClock(MORNING.astimezone(UTC))
     entities = EntityMemory.factory(harrisons, now=clock, timezone="Australia/Sydney")
-    preferences = PreferenceMemory.factory(find=lambda text: [text], now=clock, timezone="Australia/Sydney")
+    histories = SQLiteChatMessageHistory.factory(":memory:", now=clock)
+    preferences = PreferenceMemory.factory(histories, find=lambda text: [text], now=clock, timezone="Australia/Sydney")
     turn = [HumanMessage("Harrison likes tea. Always answer in metric units."), AIMessage("Noted.")]
     for memories in (entities, preferences):
         memories("s1", "u1").save(turn)

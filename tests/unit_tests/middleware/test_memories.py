@@ -240,7 +240,7 @@ def read_page(address: str) -> str:
 
 def wishing(histories: Any, script: list[Any], **options: Any) -> tuple[Any, Any]:
     """An agent with tools for preferences and a web page, and the factory of these."""
-    preferences = PreferenceMemory.factory(SQLiteKeyValueStore(":memory:"))
+    preferences = PreferenceMemory.factory(histories)
     history_of = MessageHistoryMiddleware(histories, memories=[preferences], tools=True)
     return create_agent(Scripted(script=script), [read_page], middleware=[history_of], **options), preferences
 
@@ -303,7 +303,7 @@ def test_odd_preferences_of_a_model(histories: Any, run: Any, text: str) -> None
 def test_schema_of_tools(histories: Any) -> None:
     """A model is told names, purposes and arguments, and nothing of what is injected."""
     notes = KeyValueMemory.factory(SQLiteKeyValueStore(":memory:"))
-    preferences = PreferenceMemory.factory()
+    preferences = PreferenceMemory.factory(histories)
     both = MessageHistoryMiddleware(histories, memories=[preferences, notes], tools=True).tools
     wishes = MessageHistoryMiddleware(histories, memories=[preferences], tools=True).tools
     tools = MessageHistoryMiddleware(histories, memories=[notes], tools=True).tools

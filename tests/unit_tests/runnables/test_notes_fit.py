@@ -313,7 +313,7 @@ def test_a_short_dialogue_leaves_more_to_notes() -> None:
 
 def test_every_memory_has_a_share() -> None:
     """The best record of each memory comes before the second best of another, and preferences before all."""
-    preferences = PreferenceMemory.factory()("s1", "u1")
+    preferences = PreferenceMemory.factory(SQLiteChatMessageHistory.factory(":memory:"))("s1", "u1")
     for line in ("Answer in one sentence.", "I prefer window seats.", "Always use metric units."):
         preferences.add(line)
     sources = [Notes("a", [30] * 9), Notes("b", [30] * 9), preferences]

@@ -59,7 +59,7 @@ def memories(histories: Any) -> list[Any]:
     keys = SQLiteKeyValueStore(":memory:")
     return [
         EntityMemory.factory(lambda text: [], store=keys),
-        PreferenceMemory.factory(keys),
+        PreferenceMemory.factory(histories, find=lambda text: [text]),
         VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8)),
     ]
 
