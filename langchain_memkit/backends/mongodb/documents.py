@@ -409,6 +409,27 @@ def unmarked(user_id: str) -> BsonDict:
     return turns_filter(user_id, changed={"$eq": None})
 
 
+def outside(ranges: Iterable[tuple[str, int, int]], *, short: int = 8) -> BsonDict:
+    """Build the condition that leaves out ranges of positions, each with its session.
+
+    The server compares a document with range after range, but looks a position up in a list: most edits replace the
+    last turn alone, so the positions of short ranges are listed.
+
+    Args:
+        ranges: The session of each range, its first position, and the one after its last.
+        short: How many positions of a range are listed at most.
+    """
+    hidden: list[BsonDict] = []
+    listed: dict[str, list[int]] = {}
+    for name, begin, end in ranges:
+        if end - begin > short:
+            hidden.append({"session_id": {"$eq": name}, "seq": {"$gte": begin, "$lt": end}})
+        else:
+            listed.setdefault(name, []).extend(range(begin, end))
+    hidden += [{"session_id": {"$eq": name}, "seq": {"$in": seqs}} for name, seqs in listed.items()]
+    return {"$nor": hidden} if hidden else {}
+
+
 def at_places(user_id: str, places: Iterable[Place]) -> BsonDict:
     """Build the filter on turns at some places."""
     sessions: dict[str, list[int]] = {}

@@ -705,9 +705,7 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         query = turns_filter(user_id) | docs.EDITS | ({} if names is None else {"session_id": {"$in": names}})
         found = await self.find(query, ["session_id", "seq", "replaces", "expiresAt"])
         edits = [(d["session_id"], edit) for d in found for edit in docs.edits_of([d], 0, self.settings.now())]
-        ranges = history_rows.replaced_in(edits)
-        hidden = [{"session_id": {"$eq": name}, "seq": {"$gte": a, "$lt": b}} for name, a, b in ranges]
-        return {"$nor": hidden} if hidden else {}
+        return docs.outside(history_rows.replaced_in(edits))
 
     async def grouped(self, match: BsonDict, key: str, date: str) -> list[SessionInfo]:
         """Count the matching documents by a field, with the first and last date; an `_id` holds its date."""

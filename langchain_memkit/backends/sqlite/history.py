@@ -46,9 +46,11 @@ from langchain_memkit.stores.sessions import FoundPage, Places, SessionDetails, 
 
 T = TypeVar("T")
 
-UNREPLACED = (
-    "NOT EXISTS (SELECT 1 FROM json_each(:ranges) AS range WHERE json_extract(range.value, '$[0]') = session_id"
-    " AND seq >= json_extract(range.value, '$[1]') AND seq < json_extract(range.value, '$[2]'))"
+UNREPLACED = (  # the rows that were replaced are found once, range by range, and then looked up
+    "rowid NOT IN (SELECT replaced.rowid FROM json_each(:ranges) AS range"
+    " CROSS JOIN turns AS replaced WHERE replaced.user_id = :user"
+    " AND replaced.session_id = json_extract(range.value, '$[0]')"
+    " AND replaced.seq >= json_extract(range.value, '$[1]') AND replaced.seq < json_extract(range.value, '$[2]'))"
 )
 HERE = "user_id = :user AND session_id = :session"
 LIVE = "(expires_at IS NULL OR expires_at > :now)"
