@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -12,6 +13,7 @@ from langchain_core.messages import HumanMessage
 from langchain_memkit.errors import StaleTurnError
 from langchain_memkit.stores.changes import ChangedRow, Difference, Place, UserLog
 from langchain_memkit.stores.history import TurnStore
+from langchain_memkit.stores.history_rows import ReadVersion, SessionScope, prepare_batch
 from langchain_memkit.stores.looks import catch_up
 from langchain_memkit.testing._styles import BothStyles, Call
 from langchain_memkit.testing.langchain_histories import MakeHistory, exchange
@@ -124,6 +126,42 @@ class ChangesContract(BothStyles):
         late = Reader(make_history("-", user))
         assert [place for *place, _ in late.shown()] == [["s3", 1]]
         assert [row.index[NAME] for row in late.log.decisions()] == [b"four", b"five"]
+
+    def test_what_tells_rows_apart(self, make_history: MakeHistory, call: Call, user: str) -> None:
+        """A row has another revision whenever anything of it has changed."""
+        history, reader = make_history("s1", user), Reader(make_history("-", user))
+        call(history, "append_turn", exchange("a"))
+        (row,) = reader.look().come
+        found = [row.revision]
+        reader.keep([(row.place, row.op, b"made")])
+        found += [row.revision for row in reader.look().come]
+        call(history, "delete_turn", 1)
+        call(history, "restore_turn", 1)
+        found += [row.revision for row in reader.look().come]
+        assert None not in found
+        assert len(found) == len({str(revision) for revision in found}) == 3
+
+    def test_expired_turns(self, make_history: MakeHistory, call: Call, user: str) -> None:
+        """A turn that has expired is shown by nothing, whatever was derived from it."""
+        history = make_history("s1", user)
+        batch = prepare_batch(exchange("old"), "t1", None)
+        (row,) = batch.rows
+        past = replace(row, expires_at=datetime.now(UTC) - timedelta(seconds=1), index={NAME: b"old"})
+        store = history.turn_store
+        store.run(store.append(SessionScope(user, "s1"), replace(batch, rows=[past]), None, ReadVersion()))
+        assert call(history, "messages") == []
+        assert Reader(history).shown() == []
+
+    def test_a_turn_that_began_before_a_purge(self, make_history: MakeHistory, call: Call, user: str) -> None:
+        """A turn is refused if its user was purged since it began, also in a session that was empty then."""
+        store = make_history("s1", user).turn_store
+        call(make_history("s1", user), "append_turn", exchange("a"))
+        begun = {name: make_history(name, user).view() for name in ("s1", "s2")}
+        store.run(store.purge(user))
+        for name, view in begun.items():
+            with pytest.raises(StaleTurnError):
+                call(make_history(name, user), "append_turn", exchange("b"), epoch=view.epoch, since=view.read_at)
+        assert Reader(make_history("-", user)).shown() == []
 
     def test_index_made_later(self, make_history: MakeHistory, call: Call, user: str) -> None:
         """An index is kept for turns that are stored already, and not for one that was erased or is another by now."""
