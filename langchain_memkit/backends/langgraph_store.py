@@ -97,16 +97,6 @@ class _Items(KeyValueBackend):
         items = [(key, {"v": FORMAT_VERSION, "json": json.dumps(v, ensure_ascii=False)}) for key, v in values.items()]
         await self._sent([PutOp(self._place(key), key, item, index=False, ttl=None) for key, item in items])
 
-    async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
-        """Store values and delete others iff a key exists; return whether it does."""
-        # LangGraph has no conditional write: write first, then read the key, and delete the written values if it is
-        # gone. The order makes it safe: whoever deletes the key, and then everything under it, either does so before
-        # our look-up, which fails then, or finds what we wrote.
-        await self.set(values)
-        exists = key in await self.get([key])
-        await self.delete(gone if exists else list(values))
-        return exists
-
     async def delete(self, keys: Sequence[str]) -> None:
         await self._sent([PutOp(self._place(key), key, None) for key in keys])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 from langchain_core.stores import BaseStore, InMemoryStore
@@ -40,19 +39,6 @@ class MemoryStore(InMemoryStore):
         """Store values."""
         with self._lock:
             self._put(key_value_pairs)
-
-    def mset_if_exists(self, key: str, key_value_pairs: Pairs, delete: Sequence[str] = ()) -> bool:
-        """Store values and delete keys, atomically, only if `key` exists; return whether it did."""
-        with self._lock:
-            exists = key in self.store
-            if exists:
-                self._put(key_value_pairs)
-                self._remove(delete)
-            return exists
-
-    async def amset_if_exists(self, key: str, key_value_pairs: Pairs, delete: Sequence[str] = ()) -> bool:
-        """Run `mset_if_exists` asynchronously."""
-        return self.mset_if_exists(key, key_value_pairs, delete)
 
     def mdelete(self, keys: Sequence[str]) -> None:
         """Delete keys; missing ones are ignored."""
@@ -108,22 +94,6 @@ def read_values(store: DictStore, keys: Sequence[str]) -> Step[list[StoredDict |
 def write_values(store: DictStore, pairs: Pairs) -> Step[None]:
     """Store pairs of key and value, in this order."""
     return Step(lambda: store.mset(pairs), lambda: store.amset(pairs))
-
-
-async def write_if_exists(store: Any, key: str, pairs: Pairs, gone: Sequence[str]) -> bool:
-    """Store pairs and delete the keys `gone`, if there is a value under `key` throughout; return whether there was.
-
-    A store with `mset_if_exists` does this atomically. With any other store the pairs are written first, then `key`
-    is looked up, and the pairs are deleted again if it is gone.
-    """
-    if write := getattr(store, "mset_if_exists", None):
-        return bool(await Step(*(partial(verb, key, pairs, gone) for verb in (write, store.amset_if_exists))))
-    # Write before looking: a clear that deletes `key` after the look finds the pairs in the store and deletes them too.
-    await write_values(store, pairs)
-    (owner,) = await read_values(store, [key])
-    if names := list(dict.fromkeys([name for name, _ in pairs] if owner is None else gone)):
-        await delete_keys(store, names)
-    return owner is not None
 
 
 def delete_keys(store: DictStore, keys: Sequence[str]) -> Step[None]:

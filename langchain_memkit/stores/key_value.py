@@ -141,25 +141,6 @@ class KeyValueBackend(StoreBackend, ABC):
         """
 
     @abstractmethod
-    async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
-        """Store values and delete others, only if a key exists from the beginning of the write to its end.
-
-        Who deletes `key`, and afterwards lists and deletes what belongs to it, must leave nothing behind: either this
-        write sees that the key is gone and takes back what it stored, or the other one finds all that was stored.
-
-        Args:
-            key: The key that must exist; its value stays.
-            values: Plain data by key, stored as by `set`; may be empty.
-            gone: Keys to delete if the values are stored.
-
-        Returns:
-            Whether the key existed; if not, nothing is stored or deleted.
-
-        Raises:
-            MessageTooLargeError: A value is larger than the database takes; nothing was stored.
-        """
-
-    @abstractmethod
     async def page(self, keys: KeyRange, limit: int) -> list[str]:
         """List the first keys of a range, with an index.
 
@@ -251,43 +232,6 @@ class KeyValueStore(ClosingMixin, BaseStore[str, V], Generic[V]):
         # in a thread: encoding large values would block the event loop
         if values := await asyncio.to_thread(encode_pairs, list(key_value_pairs)):
             await self._backend.arun(self._backend.set(values))
-
-    def mset_if_exists(self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()) -> bool:
-        """Store values and delete others in one write, only if some key exists from its beginning to its end.
-
-        Use it for data that must not outlive its owner: whoever deletes `key` first, and then lists and deletes the
-        data that belongs to it, leaves nothing behind, whoever writes meanwhile.
-
-        Args:
-            key: The key that must exist; its value is not changed.
-            key_value_pairs: Keys with their values, as in `mset`.
-            delete: Keys to delete if the values are stored.
-
-        Returns:
-            Whether the key existed; if not, nothing was stored or deleted.
-
-        Raises:
-            MessageEncodeError, MessageTooLargeError: As `mset`.
-
-        Example:
-            >>> from langchain_memkit import SQLiteKeyValueStore
-            >>> store = SQLiteKeyValueStore(":memory:")
-            >>> store.mset([("u1", {}), ("u1/old", {})])
-            >>> store.mset_if_exists("u1", [("u1/name", {"text": "Nemo"})], delete=["u1/old"])
-            True
-            >>> store.mset_if_exists("u2", [("u2/name", {"text": "Dory"})]), list(store.yield_keys())
-            (False, ['u1', 'u1/name'])
-        """
-        owner, values, gone = check_keys([key])[0], encode_pairs(key_value_pairs), check_keys(delete)
-        return self._backend.run(self._backend.set_if_exists(owner, values, gone))
-
-    async def amset_if_exists(
-        self, key: str, key_value_pairs: Sequence[tuple[str, V]], delete: Sequence[str] = ()
-    ) -> bool:
-        """Run `mset_if_exists` asynchronously."""
-        owner, gone = check_keys([key])[0], check_keys(delete)
-        values = await asyncio.to_thread(encode_pairs, list(key_value_pairs))
-        return await self._backend.arun(self._backend.set_if_exists(owner, values, gone))
 
     def mdelete(self, keys: Sequence[str]) -> None:
         """Delete keys for good; those that do not exist are ignored.

@@ -7,17 +7,15 @@ from typing import Any, ClassVar
 
 from bson import encode
 from bson.raw_bson import RawBSONDocument
-from pymongo import AsyncMongoClient, DeleteMany, MongoClient, ReplaceOne, UpdateOne
-from pymongo.errors import BulkWriteError
+from pymongo import AsyncMongoClient, MongoClient, ReplaceOne
 
 from langchain_memkit.backends.mongodb.clients import BsonDict, Clients
-from langchain_memkit.backends.mongodb.commands import CollectionRef, Operations, Runner, batches, codes_of
-from langchain_memkit.errors import HistoryWriteError, MessageTooLargeError
+from langchain_memkit.backends.mongodb.commands import CollectionRef, Runner, batches
+from langchain_memkit.errors import MessageTooLargeError
 from langchain_memkit.messages.codec import FORMAT_VERSION
 from langchain_memkit.stores.key_value import KeyRange, KeyValueBackend, KeyValueStore, StoredValue, V
 
 MAX_DOCUMENT = 16 * 2**20
-IMMUTABLE = 66  # the server's code for a write that would change an `_id`
 
 
 class MongoDBKeyValueStore(KeyValueStore[V]):
@@ -89,27 +87,6 @@ class _Documents(Runner[CollectionRef], KeyValueBackend):
     async def set(self, values: dict[str, Any]) -> None:
         for i, batch in enumerate(batches([_replacement(key, value) for key, value in values.items()])):
             await self.bulk_write(batch, begun=i > 0)
-
-    async def set_if_exists(self, key: str, values: dict[str, Any], gone: Sequence[str]) -> bool:
-        # An update that changes nothing if the key exists, and fails if not, which ends an ordered bulk write: the
-        # upsert would have to insert another `_id` than that of its filter, which every server refuses.
-        look = UpdateOne({"_id": {"$eq": key}}, {"$setOnInsert": {"_id": None}}, upsert=True)
-        # Each ordered bulk write checks the key at its beginning and at its end. If another process deletes the key and
-        # then everything under it, either our last check comes later and fails, so that we delete what we wrote; or it
-        # came earlier, and the other process finds all that we wrote.
-        replacements = [_replacement(name, value) for name, value in values.items()]
-        writes: list[list[Operations]] = [[look, *batch, look] for batch in batches(replacements)] or [[look]]
-        writes[-1] += [DeleteMany({"_id": {"$in": batch}}) for batch in batches(gone)]
-        for i, operations in enumerate(writes):
-            try:
-                await self.bulk_write(operations, begun=i > 0)
-            except HistoryWriteError as error:
-                cause = error.__cause__
-                if not isinstance(cause, BulkWriteError) or IMMUTABLE not in codes_of(cause):
-                    raise
-                await self.delete(list(values))
-                return False
-        return True
 
     async def delete(self, keys: Sequence[str]) -> None:
         for i, batch in enumerate(batches(keys)):

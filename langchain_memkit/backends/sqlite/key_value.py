@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Sequence
 
 from langchain_memkit.backends.sqlite.database import OWNER_ALONE, Transactions, shared_database
@@ -61,21 +60,6 @@ class _Rows(Transactions, KeyValueBackend):
     async def set(self, values: dict[str, object]) -> None:
         rows = _rows_of(values)
         await self._write(lambda connection: connection.executemany(PUT, rows))
-
-    async def set_if_exists(self, key: str, values: dict[str, object], gone: Sequence[str]) -> bool:
-        rows = _rows_of(values)
-
-        def write(connection: sqlite3.Connection) -> tuple[bool, int]:
-            # The check and the writes are one transaction: nobody can delete the key in between.
-            if connection.execute("SELECT 1 FROM key_values WHERE key = ?", (key,)).fetchone() is None:
-                return False, 0
-            connection.executemany(PUT, rows)
-            return True, connection.execute(DELETE, {"keys": json.dumps(gone)}).rowcount if gone else 0
-
-        exists, deleted = await self._write(write, deleting=bool(gone))
-        if deleted:
-            await self._erase()
-        return exists
 
     async def delete(self, keys: Sequence[str]) -> None:
         if await self._change(DELETE, deleting=True, keys=json.dumps(keys)):
