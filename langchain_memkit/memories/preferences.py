@@ -128,7 +128,10 @@ class UserPreferences(HeldTurns):
             return False
         at, found = row.created_at or UNDATED, list[Preference]()
         try:
-            for message, *texts in messages:
+            for line in messages:
+                if not isinstance(line, list):
+                    return False
+                message, *texts = line
                 for text in texts:
                     when = at + timedelta(microseconds=len(found))  # which keeps the order
                     found.append(Preference(as_text(text), row.session_id, as_text(message), when))

@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
 
+from langchain_memkit import SQLiteChatMessageHistory
 from langchain_memkit.base import EntityExtractor, Mention
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import records_of
@@ -34,7 +35,7 @@ def finder(names: Mapping[str, str]) -> Callable[[str], list[Mention]]:
 
 def told(extractor: EntityExtractor, *turns: str | list[str]) -> EntityMemory:
     """Return a memory to which each turn was loaded and saved: what the user says, or that and the answer."""
-    memory = EntityMemory(extractor, "s1", user_id="u1")
+    memory = EntityMemory(SQLiteChatMessageHistory.factory(":memory:"), extractor, "s1", user_id="u1")
     for turn in turns:
         asked, *answers = [turn] if isinstance(turn, str) else turn
         memory.load(asked)

@@ -96,10 +96,10 @@ def people(text: str) -> list[tuple[str, str, int, int]]:
     return [(m.group(), "PERSON", m.start(), m.end()) for m in re.finditer(r"\bHarrison\b", text)]
 
 
-def entities_on(store: Any, extractor: Any = people) -> MakeMemory:
-    """A maker of entity memories that also takes `read_only`: two factories on one place."""
-    writing = EntityMemory.factory(extractor, store)
-    reading = EntityMemory.factory(extractor, store or writing._core.store, read_only=True)
+def entities_on(histories: Any, extractor: Any = people) -> MakeMemory:
+    """A maker of entity memories that also takes `read_only`: two factories over one place."""
+    writing = EntityMemory.factory(histories, extractor)
+    reading = EntityMemory.factory(histories, extractor, read_only=True)
 
     def make(session_id: str, user_id: str | None = None, *, read_only: bool = False) -> EntityMemory:
         return (reading if read_only else writing)(session_id, user_id)

@@ -361,7 +361,7 @@ class EntityMemory(MemoryOverHistories):
     async def _save(self, messages: Sequence[BaseMessage]) -> None:
         await super()._save(messages)
         if self._core.describer is not None and messages and not self.read_only:
-            await self._describe(self._core.describer, messages)
+            await self._describe(self._core.describer)
 
     async def _entities(self) -> EntityList:
         held = await self._core.log.look(self._user)
@@ -413,21 +413,18 @@ class EntityMemory(MemoryOverHistories):
             await log.decide_rule(self._user, ResolutionRule("forget", each, "", each, ""))
         return len(facts)
 
-    async def _describe(self, llm: Runnable[Any, Any], messages: Sequence[BaseMessage]) -> None:
-        """Describe the entities of a turn from their newest facts; log failures, since the turn is already stored."""
+    async def _describe(self, llm: Runnable[Any, Any]) -> None:
+        """Describe the entities of the last turn from their newest facts; a failure is logged, as the turn is stored."""
         log = self._core.log
         held = await log.look(self._user)
-        ids = {message.id for message in messages if message.id}
 
         def collect() -> tuple[Place | None, list[tuple[str, str, list[FactRow]]]]:
             book = held.book
-            mine = [(place, keys) for place, keys in held.keys.items() if place[0] == self._session]
-            facts = [(place, book.facts[key]) for place, keys in mine for key in keys if key in book.facts]
-            said = [(place, fact) for place, fact in facts if fact.message in ids]
-            roots = dict.fromkeys(book.groups.owner(fact) for _, fact in said)
+            place = max((place for place in held.keys if place[0] == self._session), default=None)
+            facts = [book.facts[key] for key in held.keys.get(place, ())] if place else []
+            roots = dict.fromkeys(map(book.groups.owner, facts))
             found = [(root, display_name(book, root)[0], [*book.rows([root], FACTS).values()]) for root in roots]
-            place = said[-1][0] if said else None
-            return place, found[:ENTITIES]
+            return (place if facts else None), found[:ENTITIES]
 
         place, topics = await log.held(collect, long=True)
         if place is None:

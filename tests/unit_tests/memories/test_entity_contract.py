@@ -1,4 +1,4 @@
-"""Entity memory under the contract of all memories: in this process, and on SQLite."""
+"""Entity memory under the contract of all memories, over histories in this process and in a file."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
-from langchain_memkit import SQLiteKeyValueStore
+from langchain_memkit import SQLiteChatMessageHistory
 from testkit.memories import HostileTexts, entities_on
 
 
-class TestInThisProcess(HostileTexts):
-    @pytest.fixture
-    def make_memory(self) -> Any:
-        """One store."""
-        return entities_on(None)
-
-
 class TestOnSQLite(HostileTexts):
-    @pytest.fixture
-    def make_memory(self, tmp_path: Path) -> Any:
-        """One file."""
-        return entities_on(SQLiteKeyValueStore(tmp_path / "memory.db"))
+    @pytest.fixture(params=[":memory:", "chat.db"])
+    def make_memory(self, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+        """One place."""
+        place = request.param if request.param == ":memory:" else tmp_path / request.param
+        return entities_on(SQLiteChatMessageHistory.factory(place))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -160,11 +160,12 @@ def test_questions_are_no_facts() -> None:
 def test_about_is_everything_in_the_order_of_time(call: Callable[..., Any]) -> None:
     """In all sessions, by any of the names, each sentence once; questions and others are left out."""
     days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3, 4)]
-    clock = iter(day + timedelta(hours=hour) for day in days for hour in (9, 10, 11))
-    make = EntityMemory.factory(PEOPLE, now=lambda: next(clock))
+    clock = [days[0]]
+    make = EntityMemory.factory(SQLiteChatMessageHistory.factory(":memory:", now=lambda: clock[0]), PEOPLE)
     lines = [("s2", "Bob met Anna Keller."), ("s1", "Anna is Anna Keller to you. She is from Bern."),
              ("s1", "Where is Anna?"), ("s2", "anna likes tea")]  # fmt: skip
-    for session, text in lines:
+    for day, (session, text) in zip(days, lines, strict=True):
+        clock[0] = day
         call(make(session, "u1"), "save", [HumanMessage(text)])
     facts = call(make("s3", "u1"), "about", "Keller")
     assert [fact.text for fact in facts] == [
@@ -180,7 +181,7 @@ def test_about_is_everything_in_the_order_of_time(call: Callable[..., Any]) -> N
 def test_about_shows_nothing_of_erased_messages(call: Callable[..., Any]) -> None:
     """A fact whose turn was deleted is gone there, too."""
     histories = SQLiteChatMessageHistory.factory(":memory:")
-    make = EntityMemory.factory(PEOPLE, get_session_history=histories)
+    make = EntityMemory.factory(histories, PEOPLE)
     for n, text in enumerate(["Bob swims.", "Bob sleeps."]):
         history = histories("s1", "u1")
         history.append_turn([HumanMessage(text, id=str(n))])

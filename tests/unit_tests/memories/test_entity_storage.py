@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.stores import InMemoryStore
+from langchain_memkit.memories.entity.cache import VERSIONS, _bring_in_line
 
 from langchain_memkit import (
     SQLiteChatMessageHistory,
@@ -29,7 +30,6 @@ from langchain_memkit import (
 from langchain_memkit._sync import drive
 from langchain_memkit.base import EDITS, Mention, SavedTurn, user_prefix
 from langchain_memkit.memories.entity import EntityMemory
-from langchain_memkit.memories.entity.cache import VERSIONS, _bring_in_line
 from langchain_memkit.messages.notes import records_of
 from langchain_memkit.stores.in_memory import MemoryStore
 from langchain_memkit.testing import FakeChatModel

@@ -93,7 +93,7 @@ def chat(histories: Any, *memories: Any, **options: Any) -> Any:
 def indexes(path: Path) -> list[tuple[str, int, list[Any]]]:
     """Session, position and content of what is derived, or decided, in a file."""
     with closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT session_id, seq, data FROM turn_indexes ORDER BY 1, 2").fetchall()
+        found = connection.execute("SELECT session_id, seq, made FROM turn_indexes ORDER BY 1, 2").fetchall()
     return [(session_id, seq, unpack(data) or []) for session_id, seq, data in found]
 
 
@@ -226,14 +226,14 @@ def test_arguments(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("histories", [None, InMemoryStore(), lambda session_id, user_id: None])
 def test_histories_that_keep_no_lines(histories: Any) -> None:
     """What is no factory of memkit's histories is refused, and the error says what to pass."""
-    with pytest.raises(ConfigurationError, match=r'PreferenceMemory.factory\(SQLiteChatMessageHistory.factory\("memory'):
+    with pytest.raises(
+        ConfigurationError, match=r'PreferenceMemory.factory\(SQLiteChatMessageHistory.factory\("memory'
+    ):
         PreferenceMemory.factory(histories)
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_function_that_fails_is_tried_again(
-    histories: Any, is_local: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_function_that_fails_is_tried_again(histories: Any, is_local: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The turn and its answer are not lost over it: that is logged, and the next look finds the lines."""
     down = [True]
 
@@ -248,7 +248,7 @@ def test_a_function_that_fails_is_tried_again(
     assert answer.text == "Noted."
     assert [message.text for message in histories("s1", "u1").messages] == ["Call me Al.", "Noted."]
     assert lines(preferences("s2", "u1")) == []
-    assert "the model is down" in caplog.text
+    assert "OSError" in caplog.text
     assert "Call me Al" not in caplog.text
     down.clear()
     assert lines(preferences("s2", "u1")) == ["Call me Al."]
@@ -584,8 +584,8 @@ def test_two_writers_and_turns_saved_twice(path: Path, histories: Any) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, range(16)))
+        assert [sorted(lines(maker("s1", "u1"))) for maker in makers] == [sorted(told)] * 2
         for maker in makers:
-            assert sorted(lines(maker("s1", "u1"))) == sorted(told)
             maker("s3", "u1").save(said("Call me Al."))
             assert sorted(lines(maker("s3", "u1"))) == sorted([*told, "Call me Al."])
     assert len(histories("s3", "u1").messages) == 2
@@ -663,7 +663,7 @@ def test_a_damaged_index_is_made_again(path: Path, preferences: Any, histories: 
     """A turn whose index cannot be read is read anew."""
     preferences("s1", "u1").save(said("Never use emojis."))
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE turn_indexes SET data = ?", [damaged])
+        connection.execute("UPDATE turn_indexes SET made = ?", [damaged])
     assert lines(finding(histories)("s2", "u1")) == ["Never use emojis."]
     assert indexes(path) == [("s1", 1, [["q1", "Never use emojis."]])]
 
@@ -676,7 +676,7 @@ def test_a_damaged_decision_is_left_out(path: Path, histories: Any, preferences:
         memory.add(text)
     memory.save(said("Never use emojis."))
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE turn_indexes SET data = ? WHERE session_id = '' AND seq = 1", [damaged])
+        connection.execute("UPDATE turn_indexes SET made = ? WHERE session_id = '' AND seq = 1", [damaged])
     fresh = finding(histories)("s2", "u1")
     assert lines(fresh) == shown(fresh) == ["I hate layovers.", "Never use emojis."]
     assert fresh.remove("I hate layovers.") == 1
