@@ -87,7 +87,7 @@ def client(standalone: Any, meeting: Meeting) -> Iterator[MongoClient[Any]]:
 def memories(request: pytest.FixtureRequest, client: MongoClient[Any], database: str, histories: Any) -> Any:
     """A factory of memories that know something of the user."""
     values = MongoDBKeyValueStore(None, database, client=client)
-    entities = EntityMemory.factory(extract, values)
+    entities = EntityMemory.factory(histories, extract)
     made: Any = {
         "vector": VectorMemory.factory(histories, WordLlamaEmbeddings()),
         "entity": entities,

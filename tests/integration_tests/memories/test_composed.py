@@ -14,7 +14,6 @@ from langchain_memkit import (
     EntityMemory,
     KeyValueMemory,
     MongoDBChatMessageHistory,
-    MongoDBKeyValueStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
@@ -35,14 +34,11 @@ class TestOnMongoDB(HostileTexts):
     @pytest.fixture
     def make_memory(self, replica_set: Any, database: str) -> Iterator[Any]:
         """Dialogues and entities in one database, within a budget; one factory writes, one reads."""
-        with (
-            MongoDBChatMessageHistory.factory(replica_set.uri, database_name=database) as histories,
-            MongoDBKeyValueStore(replica_set.uri, database, "key_value") as store,
-        ):
+        with MongoDBChatMessageHistory.factory(replica_set.uri, database_name=database) as histories:
 
             def factory(*, read_only: bool) -> Any:
                 entities = EntityMemory.factory(
-                    lambda text: [], store, names=NAMES, max_tokens=20_000, read_only=read_only
+                    histories, lambda text: [], names=NAMES, max_tokens=20_000, read_only=read_only
                 )
                 dialogues = ChatHistoryMemory.factory(histories, read_only=read_only)
                 return ComposedMemory.factory(dialogues, Source(entities, timeout=60), max_tokens=50_000)
@@ -70,22 +66,18 @@ class TestWithVectorsOnMongoDB(HostileTexts):
 
 
 @pytest.fixture
-def parts(standalone: Any, database: str) -> Iterator[tuple[Any, Any]]:
-    """A factory of histories and a store of key-values."""
-    with (
-        MongoDBChatMessageHistory.factory(standalone.uri, database_name=database) as histories,
-        MongoDBKeyValueStore(standalone.uri, database, "key_value") as store,
-    ):
-        yield histories, store
+def histories(standalone: Any, database: str) -> Iterator[Any]:
+    """A factory of histories."""
+    with MongoDBChatMessageHistory.factory(standalone.uri, database_name=database) as opened:
+        yield opened
 
 
-def test_a_conversation_recalled_in_another(parts: tuple[Any, Any]) -> None:
-    """Summary, dialogue and records of three stores within one budget, in both styles; cleared, listed and purged."""
-    histories, store = parts
+def test_a_conversation_recalled_in_another(histories: Any) -> None:
+    """Summary, dialogue and records of three memories within one budget, in both styles; cleared, listed and purged."""
     summarize = create_history_preprocessor(
         lambda prompt: "They talked of tea.", max_tokens=500, trigger=("messages", 8), keep=("messages", 4)
     )
-    entities = EntityMemory.factory(lambda text: [], store, names=NAMES)
+    entities = EntityMemory.factory(histories, lambda text: [], names=NAMES)
     memories = ComposedMemory.factory(
         ChatHistoryMemory.factory(histories, summarize),
         entities,
@@ -110,16 +102,14 @@ def test_a_conversation_recalled_in_another(parts: tuple[Any, Any]) -> None:
     friday.clear()
     assert friday.primary.load() == []
     assert [info.session_id for info in memories.list_sessions("u1")] == ["monday"]
-    assert purge_user("u1", memories) == [{"sessions": 1, "turns": 1, "facts": 1}]
+    assert purge_user("u1", memories) == [{"sessions": 1, "turns": 1}]
     assert [message.text for message in split_notes(friday.load("Harrison?"))[0]] == []
-    assert list(store.yield_keys(prefix="u1/")) == []
 
 
-def test_in_a_chain_on_the_same_histories(parts: tuple[Any, Any]) -> None:
+def test_in_a_chain_on_the_same_histories(histories: Any) -> None:
     """Composed memories over the chain's own histories double nothing, and a retried turn is stored once."""
-    histories, store = parts
     model = FakeChatModel()
-    entities = EntityMemory.factory(lambda text: [], store, names=NAMES, get_session_history=histories)
+    entities = EntityMemory.factory(histories, lambda text: [], names=NAMES)
     memories = ComposedMemory.factory(ChatHistoryMemory.factory(histories), entities)
     chat = create_runnable_with_message_history(model, histories, memories=[memories])
     for session_id in ("s1", "s2"):

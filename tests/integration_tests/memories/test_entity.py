@@ -1,4 +1,4 @@
-"""Entity memory on MongoDB: isolation, writers that meet, clears, restarts, and histories beside it."""
+"""Entity memory over histories on MongoDB: isolation, writers that meet, clears and restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_memkit import MongoDBChatMessageHistory, MongoDBKeyValueStore, purge_user
+from langchain_memkit import MongoDBChatMessageHistory, purge_user
 from langchain_memkit.base import Mention
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.messages.notes import records_of
@@ -27,17 +27,17 @@ def extract(text: str) -> list[Mention]:
 
 
 @pytest.fixture
-def make_store(server: Any, database: str) -> Iterator[Callable[[], Any]]:
-    """Opens the same collection, each time anew."""
+def make_histories(server: Any, database: str) -> Iterator[Callable[[], Any]]:
+    """Opens histories in the same collection, each time anew."""
     opened: list[Any] = []
 
     def make() -> Any:
-        opened.append(MongoDBKeyValueStore(server.uri, database))
+        opened.append(MongoDBChatMessageHistory.factory(server.uri, database))
         return opened[-1]
 
     yield make
-    for store in opened:
-        store.close()
+    for histories in opened:
+        histories.close()
 
 
 def texts(loaded: list[Any]) -> list[str]:
@@ -45,20 +45,15 @@ def texts(loaded: list[Any]) -> list[str]:
     return [record.text for message in loaded for record in records_of(message)]
 
 
-def facts(store: Any) -> list[str]:
-    """Keys of facts in a store."""
-    return [key for key in store.yield_keys() if "/fact/" in key]
-
-
-def test_a_second_factory_sees_the_same(make_store: Callable[[], Any]) -> None:
+def test_a_second_factory_sees_the_same(make_histories: Callable[[], Any]) -> None:
     """After a restart: entities, decisions, hostile text and times."""
-    memory = EntityMemory.factory(extract, make_store())("s1", "u1")
+    memory = EntityMemory.factory(make_histories(), extract)("s1", "u1")
     memory.save(
         [HumanMessage("Harrison likes tea.\n</records> \x00 \ud800", id="1", name="Ann"), AIMessage("Nemo is here.")]
     )
     memory.save([HumanMessage("I saw Harison and Dory")])
     memory.merge("Dory", into="Nemo")
-    other = EntityMemory.factory(extract, make_store())("s2", "u1")
+    other = EntityMemory.factory(make_histories(), extract)("s2", "u1")
     assert other.entities() == memory.entities()
     assert {e.name: len(e.facts) for e in other.entities()} == {"Harrison": 2, "Nemo": 2}
     assert other.load("harrison?")[0].text == memory.load("harrison?")[0].text
@@ -67,9 +62,9 @@ def test_a_second_factory_sees_the_same(make_store: Callable[[], Any]) -> None:
     assert other.entities() == []
 
 
-def test_eight_threads_lose_nothing(make_store: Callable[[], Any]) -> None:
+def test_eight_threads_lose_nothing(make_histories: Callable[[], Any]) -> None:
     """Eight writers on one entity, in two factories."""
-    factories = [EntityMemory.factory(extract, make_store()) for _ in range(2)]
+    factories = [EntityMemory.factory(make_histories(), extract) for _ in range(2)]
 
     def write(n: int) -> None:
         for i in range(4):
@@ -80,10 +75,10 @@ def test_eight_threads_lose_nothing(make_store: Callable[[], Any]) -> None:
     assert [len(factory("s1", "u1").entities()[0].facts) for factory in factories] == [32, 32]
 
 
-async def test_eight_tasks_lose_nothing(make_store: Callable[[], Any]) -> None:
+async def test_eight_tasks_lose_nothing(make_histories: Callable[[], Any]) -> None:
     """The same on an event loop, natively async."""
-    store = make_store()
-    entities = EntityMemory.factory(extract, store)
+    histories = make_histories()
+    entities = EntityMemory.factory(histories, extract)
 
     async def write(n: int) -> None:
         for i in range(4):
@@ -94,57 +89,51 @@ async def test_eight_tasks_lose_nothing(make_store: Callable[[], Any]) -> None:
     assert len(texts(await entities("s1", "u1").aload("Where is Nemo?"))) > 3
     await entities("s1", "u1").aclear()
     assert {s.session_id for s in await entities.alist_sessions("u1")} == {"s0", "s2"}
-    assert (await entities.apurge("u1"))["facts"] > 0
-    assert [key async for key in store.ayield_keys()] == []
-    await store.aclose()
+    assert (await entities.apurge("u1"))["turns"] > 0
+    assert await entities("s1", "u1").aentities() == []
+    await histories.aclose()
 
 
+@pytest.mark.parametrize("is_local", [True, False])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("verb", ["clear", "purge"])
-def test_a_save_under_way_during_clear(make_store: Callable[[], Any], verb: str, known: bool) -> None:
-    """Text that was erased by another process does not come back, and no row of it stays."""
-    eraser = EntityMemory.factory(extract, make_store())
+def test_a_save_under_way_during_clear(
+    make_histories: Callable[[], Any], verb: str, known: bool, is_local: bool
+) -> None:
+    """Text that was erased by another process does not come back, whether names are read before the append or after."""
+    eraser = EntityMemory.factory(make_histories(), extract)
 
     def meanwhile(text: str) -> list[Mention]:
         if "late" in text:
             eraser("s1", "u1").clear() if verb == "clear" else eraser.purge("u1")
         return extract(text)
 
-    store = make_store()
-    memory = EntityMemory.factory(meanwhile, store)("s1", "u1")
+    meanwhile.is_local = is_local  # type: ignore[attr-defined]
+    histories = make_histories()
+    memory = EntityMemory.factory(histories, meanwhile)("s1", "u1")
     if known:
         memory.save([HumanMessage("Nemo swims")])
     memory.save([HumanMessage("Nemo came late")])
     assert memory.entities() == eraser("s1", "u1").entities() == []
-    assert facts(store) == []
-    if verb == "purge":
-        assert list(store.yield_keys()) == []
+    assert histories("s1", "u1").messages == []
 
 
-def test_facts_go_with_their_messages(make_store: Callable[[], Any], server: Any, database: str) -> None:
-    """Histories and facts on one server: deleted turns are not shown, purged users leave nothing, rebuild restores."""
-    store = make_store()
-    with MongoDBChatMessageHistory.factory(server.uri, database) as histories:
-        entities = EntityMemory.factory(extract, store, get_session_history=histories)
-        memory = entities("s1", "u1")
-        for i, text in enumerate(("Nemo swims", "Nemo sleeps", "Nemo eats")):
-            histories("s1", "u1").append_turn([HumanMessage(text, id=str(i))])
-            memory.save([HumanMessage(text, id=str(i))])
-        histories("s1", "u1").delete_turn(2)
-        assert texts(memory.load("Nemo?")) == ["Nemo swims", "Nemo eats"]
-        assert entities.rebuild(histories, "u1", progress=False) == {"messages": 2, "added": 0, "removed": 1}
-        memory.clear()
-        assert asyncio.run(_rebuilt(entities, histories)) == {"messages": 2, "added": 2, "removed": 0}
-        assert purge_user("u1", histories, entities)[1] == {"facts": 2}
-        assert list(store.yield_keys()) == []
-
-
-async def _rebuilt(entities: Any, histories: Any) -> Any:
-    try:
-        return await entities.arebuild(histories, "u1", progress=False)
-    finally:
-        await histories.aclose()
-        await entities.aclose()
+def test_facts_go_with_their_messages(make_histories: Callable[[], Any]) -> None:
+    """Deleted turns are not shown, and a purged user leaves neither facts nor decisions."""
+    histories = make_histories()
+    memory = EntityMemory.factory(histories, extract)("s1", "u1")
+    for i, text in enumerate(("Nemo swims", "Nemo sleeps", "Nemo eats")):
+        histories("s1", "u1").append_turn([HumanMessage(text, id=str(i))])
+    histories("s1", "u1").delete_turn(2)
+    assert texts(memory.load("Nemo?")) == ["Nemo swims", "Nemo eats"]
+    memory.rename("Nemo", "Captain")
+    assert purge_user("u1", histories) == [{"sessions": 1, "turns": 3}]
+    assert memory.entities() == []
+    kept = list(histories("s1", "u1").collection.find({"user_id": "u1"}))
+    assert all("index" not in document and "messages" not in document for document in kept)
+    memory.load("Nemo?")
+    memory.save([HumanMessage("Nemo is new")])
+    assert [entity.name for entity in memory.entities()] == ["Nemo"]
 
 
 users = st.sampled_from(["u1", "u2", "u/1"])
@@ -152,19 +141,19 @@ steps = st.lists(st.tuples(users, st.sampled_from(["s1", "s2"]), st.sampled_from
 
 
 @pytest.fixture
-def one_store(standalone: Any, database: str) -> Iterator[Any]:
-    """A store on the standalone server."""
-    with MongoDBKeyValueStore(standalone.uri, database) as store:
-        yield store
+def histories(standalone: Any, database: str) -> Iterator[Any]:
+    """Histories on the standalone server."""
+    with MongoDBChatMessageHistory.factory(standalone.uri, database) as opened:
+        yield opened
 
 
-def test_users_never_meet(one_store: Any) -> None:
+def test_users_never_meet(histories: Any) -> None:
     """Whatever users do with the same name, each sees what it said and nothing else; purged, nothing is left."""
 
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(steps)
     def check(operations: list[tuple[str, str, str]]) -> None:
-        entities = EntityMemory.factory(extract, one_store)
+        entities = EntityMemory.factory(histories, extract)
         said: dict[str, set[tuple[str, str]]] = {"u1": set(), "u2": set(), "u/1": set()}
         for i, (user, session, verb) in enumerate(operations):
             text = f"Nemo is {user}'s, {i}"
@@ -182,6 +171,6 @@ def test_users_never_meet(one_store: Any) -> None:
             assert found == expected
             assert set(texts(entities("s1", user).load("Nemo?"))) <= {text for _, text in expected}
             entities.purge(user)
-        assert list(one_store.yield_keys()) == []
+            assert entities("s1", user).entities() == []
 
     check()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_memkit import MongoDBKeyValueStore
+from langchain_memkit import MongoDBChatMessageHistory
 from testkit.memories import HostileTexts, entities_on
 
 
@@ -15,5 +15,5 @@ class TestOnMongoDB(HostileTexts):
     @pytest.fixture
     def make_memory(self, server: Any, database: str) -> Iterator[Any]:
         """Two factories on one collection, one of them read-only."""
-        with MongoDBKeyValueStore(server.uri, database, "key_value") as store:
-            yield entities_on(store)
+        with MongoDBChatMessageHistory.factory(server.uri, database) as histories:
+            yield entities_on(histories)

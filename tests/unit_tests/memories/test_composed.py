@@ -236,12 +236,10 @@ class TestContractOfAFactory(HostileTexts):
         def extract(text: str) -> list[Mention]:
             return [Mention("Harrison", "PERSON", m.start(), m.end()) for m in re.finditer("Harrison", text)]
 
-        kept: Any = EntityMemory.factory(extract, max_tokens=20_000)._memory._core.store
-
         def factory(*, read_only: bool) -> Any:
             return ComposedMemory.factory(
                 ChatHistoryMemory.factory(histories, read_only=read_only),
-                Source(EntityMemory.factory(extract, kept, max_tokens=20_000, read_only=read_only), 20_000, 60),
+                Source(EntityMemory.factory(histories, extract, max_tokens=20_000, read_only=read_only), 20_000, 60),
                 max_tokens=100_000,
             )
 
@@ -609,14 +607,15 @@ def test_what_is_erased_while_it_is_saved_is_taken_back(call: Callable[..., Any]
         def save(self, messages: Sequence[BaseMessage]) -> None:
             history.clear()
 
-    entities: Any = EntityMemory(lambda text: [], "s1", user_id="u1", names=["LangChain"])
+    own = SQLiteChatMessageHistory.factory(":memory:")
+    entities: Any = EntityMemory(own, lambda text: [], "s1", user_id="u1", names=["LangChain"])
     turn = [HumanMessage("I use LangChain.", id="q")]
     call(ComposedMemory(ChatHistoryMemory(history), Clears(), entities), "save", turn)
     assert entities.entities() == []
     composed = ComposedMemory(ChatHistoryMemory(history, read_only=True), Clears(), entities)
-    call(composed, "save", turn)
+    call(composed, "save", [HumanMessage("I use LangChain.", id="q2")])
     assert [entity.name for entity in entities.entities()] == ["LangChain"]
-    assert call(composed, "forget_messages", ["q"]) == 1
+    assert call(composed, "forget_messages", ["q2"]) == 1
     assert entities.entities() == []
 
 
@@ -997,7 +996,7 @@ def test_wrong_arguments_are_named(make: Callable[[], Any], problem: str) -> Non
 def test_factory(call: Callable[..., Any], tmp_path: Path) -> None:
     """Called with the ids; sets up, lists and purges in every part; what all share is left alone."""
     histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
-    entities = EntityMemory.factory(lambda text: [], names=["LangChain"])
+    entities = EntityMemory.factory(histories, lambda text: [], names=["LangChain"])
     books = KeyValueMemory({"Tea": "At five."})
     retriever = RunnableLambda(lambda query: [Document("found")])
     memories = ComposedMemory.factory(
@@ -1016,18 +1015,18 @@ def test_factory(call: Callable[..., Any], tmp_path: Path) -> None:
             "found",
         ]
         assert {info.session_id for info in call(memories, "list_sessions", "u1")} == {"s1", "s2"}
-        assert call(memories, "purge", "u1") == {"sessions": 2, "turns": 2, "facts": 2}
+        assert call(memories, "purge", "u1") == {"sessions": 2, "turns": 2}
         assert call(memories, "list_sessions", "u1") == []
         assert recalled(call(memories("s3", "u1"), "load", "LangChain?")) == ["found"]
         assert recalled(call(memories("s3", "u2"), "load", "LangChain?")) == ["I use LangChain.", "found"]
-        assert purge_user("u2", histories, memories)[1] == {"sessions": 0, "turns": 0, "facts": 1}
+        assert purge_user("u2", histories, memories) == [{"sessions": 1, "turns": 1}, {"sessions": 0, "turns": 0}]
     asyncio.run(memories.aclose())
 
 
 def test_sessions_of_all_parts_are_listed_last_used_first() -> None:
     """A session that only a secondary knows is listed as well; the primary's word counts for the others."""
     histories = SQLiteChatMessageHistory.factory(":memory:")
-    entities = EntityMemory.factory(lambda text: [], names=["LangChain"])
+    entities = EntityMemory.factory(SQLiteChatMessageHistory.factory(":memory:"), lambda text: [], names=["LangChain"])
     memories = ComposedMemory.factory(lambda session_id, user_id=None: Says(), histories, entities)
     for session_id in ("s1", "s2"):
         histories(session_id, "u1").add_messages([HumanMessage("I use LangChain."), AIMessage("Nice.")])
@@ -1050,7 +1049,8 @@ def test_factories_keep_users_apart() -> None:
         memories("s1", "")
     with pytest.raises(ConfigurationError, match="has no purge"):
         memories.purge("u1")
-    needs = ComposedMemory.factory(lambda session_id, user_id=None: Says(), EntityMemory.factory(lambda text: []))
+    entities = EntityMemory.factory(SQLiteChatMessageHistory.factory(":memory:"), lambda text: [])
+    needs = ComposedMemory.factory(lambda session_id, user_id=None: Says(), entities)
     with pytest.raises(ConfigurationError, match="needs a user_id"):
         needs("s1")
 

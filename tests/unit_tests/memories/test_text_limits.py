@@ -39,7 +39,7 @@ def test_an_extractor_is_given_ten_thousand_words(call: Call) -> None:
         given.append(text)
         return [Mention("Nemo", "PERSON", i, i + 4) for i in [text.find("Nemo")] if i >= 0]
 
-    memory = EntityMemory(extract, "s1", user_id="u1")
+    memory = EntityMemory(SQLiteChatMessageHistory.factory(":memory:"), extract, "s1", user_id="u1")
     call(memory, "save", LONG)
     [note] = call(memory, "load", LONG[0].text)
     assert "Nemo swims." in note.text
@@ -105,10 +105,12 @@ def test_a_title_of_twenty_thousand_characters(call: Call) -> None:
 
 def test_a_loop_goes_on_while_a_thread_reads_a_long_text() -> None:
     """The memories of a factory share what was read: who waits for it waits in a thread, and the loop does not."""
-    entities = EntityMemory.factory(lambda text: [Mention("Nemo", "PERSON", 0, 4)])
+    entities = EntityMemory.factory(
+        SQLiteChatMessageHistory.factory(":memory:"), lambda text: [Mention("Nemo", "PERSON", 0, 4)]
+    )
     memory = entities("s1", "u1")
     memory.save([HumanMessage("Nemo swims.")])
-    lock = memory._core.lock
+    lock = memory._core.log.lock
 
     async def turn() -> tuple[Any, Any]:
         with lock:  # as the thread of another turn does
