@@ -276,15 +276,10 @@ class DerivedLog(ABC, Generic[H]):
             found = await self._step(partial(self.store.turns_at, user_id, places))
             turns = {(session_id, turn.seq): turn for session_id, turn in found}
             there = [(row, turns[row.place]) for row in rows if row.place in turns]
-            try:
-                read = await self.read(there)
-            except ConfigurationError:
-                raise
-            except Exception as error:  # noqa: BLE001  # the functions of apps raise anything
-                name = type(self).__name__
-                logger.warning("%s could not read turns, which the next look tries: %s", name, describe_error(error))
+            read = await self._read(held, there)
+            if there and not read:
                 break
-            fresh = await self.held(partial(self._hold, held, there, read), long=True)
+            fresh = await self.held(partial(self._hold, held, read), long=True)
             erased = [place for place in places if place not in turns]
             await self.held(partial(held.forget, erased))
             has_erased = has_erased or bool(erased)
@@ -292,12 +287,34 @@ class DerivedLog(ABC, Generic[H]):
             await self.keep(user_id, self.name, [each for each in fresh if not turns[each[0]].problems])
         return has_erased
 
-    def _hold(
-        self, held: H, turns: Sequence[tuple[ChangedRow, Turn]], read: Sequence[Any]
-    ) -> list[tuple[Place, str, bytes]]:
+    async def _read(self, held: H, turns: Sequence[tuple[ChangedRow, Turn]]) -> list[tuple[ChangedRow, Any]]:
+        """Read turns; one that cannot be read is left out in this process, unless none can, and the next look tries."""
+        try:
+            return [(row, read) for (row, _), read in zip(turns, await self.read(turns), strict=True)]
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the functions of apps raise anything
+            problem = describe_error(error)
+        found: list[tuple[ChangedRow, Any]] = []
+        failed: list[Place] = []
+        for row, turn in turns if len(turns) > 1 else ():
+            try:
+                (read,) = await self.read([(row, turn)])
+                found.append((row, read))
+            except Exception:  # noqa: BLE001
+                failed.append(row.place)
+                if len(failed) > len(found) + 1:  # it is not one turn alone
+                    break
+        if found:
+            await self.held(lambda: held.lacking.difference_update(failed))
+        name = type(self).__name__
+        logger.warning("%s could not read turns, and tries again later: %s", name, problem)
+        return found
+
+    def _hold(self, held: H, turns: Sequence[tuple[ChangedRow, Any]]) -> list[tuple[Place, str, bytes]]:
         """Hold what was read of turns; return what is to be stored."""
         fresh = []
-        for (row, _), made in zip(turns, read, strict=True):
+        for row, made in turns:
             if held.rows.get(row.place) is not row:  # it went, or changed, meanwhile: it is read as it is now
                 continue
             data = self.encode(held, row, made)

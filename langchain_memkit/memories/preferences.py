@@ -39,6 +39,7 @@ MAX_LINES = 200  # of a user that are looked at, the newest
 LINES = "preferences"
 """The name of the index in a turn's row, and in that of a decision."""
 LINE_BYTES = 1000  # of a line in process
+SLOW = 20  # old turns of which a slow function is asked in one look
 
 Finder: TypeAlias = Callable[[str], Iterable[str] | Awaitable[Iterable[str]]]
 """A function from the text of a user's message to the lines to keep, plain or async."""
@@ -177,9 +178,11 @@ class PreferenceLog(DerivedLog[UserPreferences]):
     name = LINES
 
     def __init__(self, histories: HistoryFactory[Any], find: Finder | None, **options: Any) -> None:
-        super().__init__(histories, **options)
+        is_quick = find is None or bool(getattr(find, "is_local", False))
+        # What is slow is asked for few old turns before an answer; `index` asks for all.
+        super().__init__(histories, lazy=1000 if is_quick else SLOW, **options)
         self.find = find
-        self.is_whole_at_once = find is None or bool(getattr(find, "is_local", False))
+        self.is_whole_at_once = is_quick
 
     def new_user(self) -> UserPreferences:
         """Return what is held of a user of whom nothing was read yet."""
@@ -454,7 +457,11 @@ class PreferenceMemory(MemoryOverHistories):
 
     async def _add(self, text: str) -> None:
         check_writable(self)
-        await self._core.log.decide(self._user, pack(["add", base.check_text(text, "text", MAX_LINE), self._session]))
+        line = base.check_text(text, "text", MAX_LINE)
+        held = await self._core.log.look(self._user)
+        newest = current(await self._core.log.held(held.all))[-1:]
+        if [each.text for each in newest] != [line]:  # an app may add the same line at each start
+            await self._core.log.decide(self._user, pack(["add", line, self._session]))
 
     async def _remove(self, text: str) -> int:
         check_writable(self)

@@ -414,7 +414,7 @@ class EntityMemory(MemoryOverHistories):
         return len(facts)
 
     async def _describe(self, llm: Runnable[Any, Any]) -> None:
-        """Describe the entities of the last turn from their newest facts; a failure is logged, as the turn is stored."""
+        """Describe the entities of the last turn from their newest facts; a failure is logged."""
         log = self._core.log
         held = await log.look(self._user)
 

@@ -573,6 +573,34 @@ def test_turns_expire(path: Path) -> None:
         assert lines(finding(histories, now=lambda: now())("s2", "u1")) == ["Call me Al."]
 
 
+def test_a_turn_that_cannot_be_read_keeps_no_other(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A function that fails for one old turn is asked for the others, and not again for that one in this process."""
+    asked: list[str] = []
+
+    def find(text: str) -> list[str]:
+        asked.append(text)
+        if "bad" in text:
+            raise OSError
+        return [text]
+
+    for text in ("Always a.", "bad", "Always c."):
+        histories("s1", "u1").append_turn([HumanMessage(text)])
+    memory = PreferenceMemory.factory(histories, find=find)("s1", "u1")
+    assert lines(memory) == lines(memory) == ["Always a.", "Always c."]
+    assert asked.count("bad") == 2  # with the others, and alone
+    assert caplog.text.count("could not read turns") == 1
+
+
+def test_the_same_line_again_is_no_new_decision(histories: Any) -> None:
+    """An app may add a line at each start."""
+    memory = PreferenceMemory.factory(histories)("s1", "u1")
+    for text in ("Call me Al.", "Call me Al.", "Use Celsius.", "Call me Al."):
+        memory.add(text)
+    assert lines(memory) == ["Use Celsius.", "Call me Al."]
+    store = histories("s1", "u1").turn_store
+    assert len(store.run(store.changes("u1", None, [], 100)).rows) == 3
+
+
 def test_two_writers_and_turns_saved_twice(path: Path, histories: Any) -> None:
     """Writers that meet lose nothing, also in a new session; a turn that both save is stored once."""
     with SQLiteChatMessageHistory.factory(path) as others:

@@ -105,9 +105,8 @@ def test_a_title_of_twenty_thousand_characters(call: Call) -> None:
 
 def test_a_loop_goes_on_while_a_thread_reads_a_long_text() -> None:
     """The memories of a factory share what was read: who waits for it waits in a thread, and the loop does not."""
-    entities = EntityMemory.factory(
-        SQLiteChatMessageHistory.factory(":memory:"), lambda text: [Mention("Nemo", "PERSON", 0, 4)]
-    )
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    entities = EntityMemory.factory(histories, lambda text: [Mention("Nemo", "PERSON", 0, 4)])
     memory = entities("s1", "u1")
     memory.save([HumanMessage("Nemo swims.")])
     lock = memory._core.log.lock
