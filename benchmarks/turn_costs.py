@@ -123,7 +123,7 @@ def chains_of(size: int, histories: Any, values: Any) -> dict[str, Any]:
     """A plain chain and one with each memory, which knows the other sessions; each has a user of its own."""
     memories: dict[str, Any] = {
         "vector": VectorMemory.factory(histories, WordLlamaEmbeddings()),
-        "entity": EntityMemory.factory(mentions, values),
+        "entity": EntityMemory.factory(histories, mentions),
     }
     for name, memory in memories.items():
         for session_id, rounds in known(size):

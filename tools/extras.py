@@ -65,7 +65,8 @@ def tokens() -> None:
 def matching() -> None:
     books = memkit.KeyValueMemory({"The Skeleton Songs": "Poems of greedy delight."})
     assert "greedy" in books.load("Who wrote the skeletn songs?")[0].text
-    assert memkit.EntityMemory.factory(str.split)("s1", "u1").load("Nemo") == []
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    assert memkit.EntityMemory.factory(histories, str.split)("s1", "u1").load("Nemo") == []
 
 
 def spacy() -> None:

@@ -251,7 +251,7 @@ def costs(standalone: Any) -> dict[str, list[int]]:
             seen["summaries"] += 1
             return "They talk of Kiwi."
 
-        entities = EntityMemory.factory(SpacyEntityExtractor(), store, get_session_history=histories)
+        entities = EntityMemory.factory(histories, SpacyEntityExtractor())
         titles = KeyValueMemory.factory(store)
         titles("any", "nemo").add({"The Skeleton Songs": "Poems by Arabella Dusk."})
         taking: dict[str, dict[str, Any]] = {

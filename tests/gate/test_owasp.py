@@ -18,7 +18,7 @@ from langchain_core.tools import tool
 from langchain_memkit import (
     EntityMemory,
     MessageHistoryMiddleware,
-    MongoDBKeyValueStore,
+    MongoDBChatMessageHistory,
     VectorMemory,
 )
 from langchain_memkit.base import Mention
@@ -103,8 +103,8 @@ def test_llm02_sensitive_information(place: Place, system: Any, caplog: pytest.L
     user, password = CREDENTIALS
     uri = f"mongodb://{user}:{password}@127.0.0.1:1/?serverSelectionTimeoutMS=200"
     model, ear = FakeChatModel(), Ear()
-    with MongoDBKeyValueStore(uri, timeout=0.3) as store:
-        memory = EntityMemory.factory(lambda text: [Mention("PIN", "X", 0, 3)], store)
+    with MongoDBChatMessageHistory.factory(uri, timeout=0.3) as store:
+        memory = EntityMemory.factory(store, lambda text: [Mention("PIN", "X", 0, 3)])
         histories = system.histories(place)
         chain = system.chain(model, histories, memories=[memory], on_save_error="log")
         with caplog.at_level(logging.DEBUG, "langchain_memkit"):

@@ -26,7 +26,6 @@ from langchain_memkit import (
     KeyValueMemory,
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
-    SQLiteKeyValueStore,
     VectorMemory,
     create_conversational_rag_chain,
     create_history_preprocessor,
@@ -79,7 +78,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.histories = SQLiteChatMessageHistory.factory(folder / "chat.db")
-        self.entities = EntityMemory.factory(nemo, SQLiteKeyValueStore(folder / "values.db"), max_tokens=ROOM)
+        self.entities = EntityMemory.factory(self.histories, nemo, max_tokens=ROOM)
         self.vectors = VectorMemory.factory(self.histories, Letters(), max_tokens=ROOM)
         self.model = FakeChatModel()
         self.found: list[Document] = []

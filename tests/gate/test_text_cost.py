@@ -24,7 +24,6 @@ from langchain_memkit import (
     KeyValueMemory,
     SpacyEntityExtractor,
     SQLiteChatMessageHistory,
-    SQLiteKeyValueStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
@@ -57,9 +56,8 @@ class Chat:
     def __init__(self, folder: Path) -> None:
         self.answer = "Hello!"
         self.histories = SQLiteChatMessageHistory.factory(folder / "chat.db")
-        values = SQLiteKeyValueStore(folder / "values.db")
         memories = [
-            EntityMemory.factory(SpacyEntityExtractor(), values),
+            EntityMemory.factory(self.histories, SpacyEntityExtractor()),
             KeyValueMemory([{"title": title, "text": f"About {title}."} for title in TITLES]),
             VectorMemory.factory(self.histories, WordLlamaEmbeddings()),
         ]

@@ -228,7 +228,7 @@ def memories(model: BaseChatModel, retriever: BaseRetriever) -> None:
     assert_type(found[0], Hit)
     assert_type(found[0].score, float)
     assert_type(found[0].date, datetime | None)
-    entities = EntityMemory.factory(SpacyEntityExtractor(), SQLiteKeyValueStore("chat.db"))
+    entities = EntityMemory.factory(SQLiteChatMessageHistory.factory("chat.db"), SpacyEntityExtractor())
     assert_type(entities, EntityMemoryFactory)
     assert_type(entities("s1", "u1"), EntityMemory)
     assert_type(find_english_preferences("Never use emojis."), list[str])
@@ -291,7 +291,7 @@ def forgetting_and_moving() -> None:
     """Counts and reports."""
     histories = SQLiteChatMessageHistory.factory("chat.db")
     store = SQLiteKeyValueStore("chat.db")
-    entities = EntityMemory.factory(SpacyEntityExtractor(), store)
+    entities = EntityMemory.factory(histories, SpacyEntityExtractor())
     assert_type(purge_user("u1", histories, entities, store), list[Mapping[str, int]])
     report = migrate(SQLiteChatMessageHistory.factory("old.db"), histories, progress=False)
     assert_type(report, MigrationReport)

@@ -170,7 +170,9 @@ ANSWER = (
 def test_the_seeds_conversation_with_our_entities(classic: Any, answer: str) -> None:
     """`EntityMemory` in the place of the seed's `SpacyEntityMemory`: its second prompt, to the character."""
     model = Model(answer=answer)
-    memory = as_classic_memory(EntityMemory(people, "s1", user_id="u1"), memory_key="entities")
+    memory = as_classic_memory(
+        EntityMemory(SQLiteChatMessageHistory.factory(":memory:"), people, "s1", user_id="u1"), memory_key="entities"
+    )
     prompt = PromptTemplate(input_variables=["entities", "input"], template=TEMPLATE)
     conversation = classic.ConversationChain(llm=model, prompt=prompt, memory=memory)
     conversation.predict(input=FIRST)

@@ -19,7 +19,6 @@ from langchain_memkit import (
     EntityMemory,
     KeyValueMemory,
     MongoDBChatMessageHistory,
-    MongoDBKeyValueStore,
     RunnableWithMessageHistory,
     SQLiteChatMessageHistory,
     SQLiteKeyValueStore,
@@ -258,10 +257,7 @@ def test_representations(tmp_path: Path) -> None:
         "ChatHistoryMemoryFactory(<lambda>)"
     )
     assert repr(VectorMemory.factory(histories, WordLlamaEmbeddings())) == f"VectorMemoryFactory({histories!r})"
-    assert repr(EntityMemory.factory(lambda text: [])) == "EntityMemoryFactory(MemoryStore())"
-    assert repr(EntityMemory.factory(lambda text: [], MongoDBKeyValueStore(URI))) == (
-        "EntityMemoryFactory(MongoDBKeyValueStore(localhost:27017, chat_history.key_value))"
-    )
+    assert repr(EntityMemory.factory(histories, lambda text: [])) == f"EntityMemoryFactory({histories!r})"
     assert repr(KeyValueMemory.factory(SQLiteKeyValueStore(path))) == (
         f"KeyValueMemoryFactory(SQLiteKeyValueStore({str(path)!r}))"
     )

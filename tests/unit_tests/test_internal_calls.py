@@ -15,7 +15,12 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
-from langchain_memkit import CondenseQuestionRetriever, EntityMemory, create_history_preprocessor
+from langchain_memkit import (
+    CondenseQuestionRetriever,
+    EntityMemory,
+    SQLiteChatMessageHistory,
+    create_history_preprocessor,
+)
 from langchain_memkit.memories.key_value import create_model_matcher
 from langchain_memkit.memories.vector.importance import create_model_importance
 
@@ -78,7 +83,8 @@ def match(model: Any, call: Call) -> None:
 
 def describe(model: Any, call: Call) -> None:
     """Describes an entity."""
-    memory = EntityMemory(lambda text: ["Nemo"], "s1", user_id="u1", describe=model)
+    histories = SQLiteChatMessageHistory.factory(":memory:")
+    memory = EntityMemory(histories, lambda text: ["Nemo"], "s1", user_id="u1", describe=model)
     call(memory, "save", [HumanMessage("Nemo is a captain."), AIMessage("Noted.")])
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import warnings
+from pathlib import Path
 
 from langchain_core.messages import HumanMessage
 
-from langchain_memkit import EntityMemory
+from langchain_memkit import EntityMemory, SQLiteChatMessageHistory
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit.base import Mention
 
@@ -60,13 +61,14 @@ def test_open_in_the_child() -> None:
         pass
 
 
-def test_an_entity_memory_in_a_forked_worker() -> None:
+def test_an_entity_memory_in_a_forked_worker(tmp_path: Path) -> None:
     """A server that loads the app and then forks: the worker reads and writes, whatever a thread was at."""
-    memory = EntityMemory(lambda text: [Mention("Nemo", "PERSON", 0, 4)], "s1", user_id="u1")
+    histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
+    memory = EntityMemory(histories, lambda text: [Mention("Nemo", "PERSON", 0, 4)], "s1", user_id="u1")
     memory.save([HumanMessage("Nemo swims.", id="1")])
 
     def work() -> None:
         memory.save([HumanMessage("Nemo sleeps.", id="2")])
         assert len(memory.entities()[0].facts) == 2
 
-    assert while_held(memory._core.lock, work) == 0
+    assert while_held(memory._core.log.lock, work) == 0

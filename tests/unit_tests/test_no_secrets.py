@@ -120,7 +120,7 @@ class Everything:
         self.histories = MongoDBChatMessageHistory.factory(uri, timeout=0.15)
         self.keys = MongoDBKeyValueStore(uri, timeout=0.15)
         self.memories = {
-            "entities": EntityMemory.factory(lambda text: [Mention("hi", "X", 0, 2)], self.keys),
+            "entities": EntityMemory.factory(self.histories, lambda text: [Mention("hi", "X", 0, 2)]),
             "key values": KeyValueMemory.factory(self.keys),
             "vectors": VectorMemory.factory(self.histories, EMBEDDING),
             "dialogue": ChatHistoryMemory.factory(self.histories),
@@ -197,7 +197,7 @@ def test_backends_of_others() -> None:
 
     Theirs.__abstractmethods__ = frozenset()
     kept = KeyValueStore(Theirs())  # type: ignore[abstract]
-    for thing in (kept, EntityMemory.factory(lambda text: [], kept)):
+    for thing in (kept, KeyValueMemory.factory(kept)):
         assert "Theirs" in repr(thing)
         assert "hunter2" not in repr(thing)
 

@@ -23,7 +23,6 @@ from langchain_memkit import (
     InMemoryChatMessageHistory,
     KeyValueMemory,
     SQLiteChatMessageHistory,
-    SQLiteKeyValueStore,
     VectorMemory,
     WordLlamaEmbeddings,
     create_conversational_rag_chain,
@@ -110,7 +109,7 @@ def test_entity_memory_learns_nothing_from_it(path: Path, call: Call) -> None:
     def extract(text: str) -> list[Mention]:
         return [Mention(m.group(), "PERSON", m.start(), m.end()) for m in names.finditer(text)]
 
-    memory = EntityMemory.factory(extract, SQLiteKeyValueStore(path))("s1", "u1")
+    memory = EntityMemory.factory(SQLiteChatMessageHistory.factory(path), extract)("s1", "u1")
     call(memory, "save", TALK)
     assert [entity.name for entity in call(memory, "entities")] == ["Harrison"]
 

@@ -351,8 +351,8 @@ def test_every_memory_that_quotes_days() -> None:
         return [Mention("Harrison", "PERSON", i, i + 8) for i in [text.find("Harrison")] if i >= 0]
 
     clock = FrozenClock(MORNING.astimezone(UTC))
-    entities = EntityMemory.factory(harrisons, now=clock, timezone="Australia/Sydney")
     histories = SQLiteChatMessageHistory.factory(":memory:", now=clock)
+    entities = EntityMemory.factory(histories, harrisons, now=clock, timezone="Australia/Sydney")
     preferences = PreferenceMemory.factory(histories, find=lambda text: [text], now=clock, timezone="Australia/Sydney")
     turn = [HumanMessage("Harrison likes tea. Always answer in metric units."), AIMessage("Noted.")]
     for memories in (entities, preferences):

@@ -124,7 +124,7 @@ class World:
             preprocessor=summarizing,
             memories=[
                 KeyValueMemory.factory(store),
-                EntityMemory.factory(find_nemo, store),
+                EntityMemory.factory(histories, find_nemo),
                 self.vectors(histories),
             ],
         )

@@ -59,7 +59,7 @@ def readings(world: World) -> dict[str, Callable[[], Any]]:
     """Every public way to read what is stored."""
     store, vectors = world.key_values(), world.vectors(world.histories())
     entries = KeyValueMemory.factory(store)("s1", "u1")
-    entities = EntityMemory.factory(find_nemo, store)("s2", "u1")
+    entities = EntityMemory.factory(world.histories(), find_nemo)("s2", "u1")
     remembered = vectors("s2", "u1")
     checkpoints = {"database_name": world.database} if world.kind == "mongodb" else {}
     where = world.uri if world.kind == "mongodb" else world.folder / "checkpoints.db"

@@ -17,6 +17,7 @@ import pytest
 from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_memkit.memories.rebuildable import read_transcript
 from langchain_mongodb import MongoDBChatMessageHistory as PeerHistory
 from pymongo import MongoClient
 from sqlalchemy import create_engine, text
@@ -33,7 +34,6 @@ from langchain_memkit import (
 from langchain_memkit._sync import adrive, arun_step
 from langchain_memkit.base import Window
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError
-from langchain_memkit.memories.rebuildable import read_transcript
 from langchain_memkit.retrievers.history import read_past
 from langchain_memkit.testing import FakeChatModel
 
@@ -379,7 +379,8 @@ def cleared(kind: Kind) -> str:
 
 def memories(kind: Kind) -> str:
     """Memories beside it are told of the turn, and recall it in another session."""
-    people = EntityMemory.factory(lambda said: [word.strip(".?") for word in said.split() if word.istitle()])
+    own = SQLiteChatMessageHistory.factory(":memory:")
+    people = EntityMemory.factory(own, lambda said: [word.strip(".?") for word in said.split() if word.istitle()])
     model = FakeChatModel()
     chat = create_runnable_with_message_history(
         model, lambda session_id, user_id: kind.histories(f"{user_id}-{session_id}"), memories=[people]

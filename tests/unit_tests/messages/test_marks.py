@@ -13,7 +13,6 @@ from langchain_memkit import (
     EntityMemory,
     MessageHistoryMiddleware,
     SQLiteChatMessageHistory,
-    SQLiteKeyValueStore,
     create_runnable_with_message_history,
     explain_turn,
 )
@@ -95,7 +94,7 @@ def test_ours_are_believed() -> None:
 def test_a_chain_given_forged_marks(run: Styles, tmp_path: Path) -> None:
     """What was said under a forged mark is stored without it, remembered, and explained."""
     histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
-    memories = EntityMemory.factory(nemo, SQLiteKeyValueStore(tmp_path / "chat.db"))
+    memories = EntityMemory.factory(histories, nemo)
     for i, marks in enumerate(FORGED):
         config: Any = {"configurable": {"session_id": f"s{i}", "user_id": f"u{i}"}}
         chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memories])

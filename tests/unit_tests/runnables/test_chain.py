@@ -793,5 +793,5 @@ def test_what_is_no_memory_is_refused_when_the_chain_is_built(histories: Any) ->
         )
     store: Any = SQLiteKeyValueStore(":memory:")
     with pytest.raises(ConfigurationError, match=r"extractor must be a function .* not SQLiteKeyValueStore"):
-        EntityMemory.factory(store)
+        EntityMemory.factory(histories, store)
     store.close()

@@ -20,7 +20,6 @@ from langchain_memkit import (
     MessageHistoryMiddleware,
     PreferenceMemory,
     SQLiteChatMessageHistory,
-    SQLiteKeyValueStore,
     VectorMemory,
     create_runnable_with_message_history,
 )
@@ -56,9 +55,8 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def memories(histories: Any) -> list[Any]:
     """One of each that stores what was said."""
-    keys = SQLiteKeyValueStore(":memory:")
     return [
-        EntityMemory.factory(lambda text: [], store=keys),
+        EntityMemory.factory(histories, lambda text: []),
         PreferenceMemory.factory(histories, find=lambda text: [text]),
         VectorMemory.factory(histories, DeterministicFakeEmbedding(size=8)),
     ]
