@@ -86,7 +86,7 @@ def test_each_command_of_a_turn_with_memories(
             wrong = [f"{user}: derived, but not in the transcript after a fault at {sent[n:][:1]}: {early}"]
         if acknowledged and app.recalled(user) != calm.recalled(TURNS + 1):
             wrong += [f"{user}: acknowledged, but not derived after a fault at {sent[n:][:1]}"]
-        return len(sent) > n, wrong + after_fault(app, calm, user, TURNS, rebuild=False)
+        return len(sent) > n, wrong + after_fault(app, calm, user, TURNS, index=False)
 
     reached = at_each(share(OF_A_TURN, place, how, nightly), run)
     figure(f"{place.kind}: commands of a turn with memories broken, {how}", reached, at_least=2)
@@ -143,7 +143,7 @@ def test_the_server_goes_while_memories_are_told(when: str, place: Place, wire: 
     assert raised.value.maybe_stored
     assert raised.value.output.text == f"re: {question(0)}"
     app, calm = App(system, place), Undisturbed(system, place)
-    assert after_fault(app, calm, "u1-", 0, rebuild=False) == []
+    assert after_fault(app, calm, "u1-", 0, index=False) == []
 
 
 @pytest.mark.gate(row=17, memkit_only=True)
@@ -167,4 +167,4 @@ def test_the_primary_is_killed_while_memories_are_told(place: Place, replica_set
         for index in down:
             replica_set.restart(index)
         replica_set.wait_ready()
-    assert after_fault(app, calm, "u1-", 0, rebuild=False) == []
+    assert after_fault(app, calm, "u1-", 0, index=False) == []

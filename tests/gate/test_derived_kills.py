@@ -33,7 +33,7 @@ def at_random(nursery: Nursery, job: Any, place: Place, users: list[str], longes
 
 @pytest.mark.gate(row=17, memkit_only=True)
 def test_killed_while_deriving(place: Place, system: Any, nursery: Nursery, nightly: bool, figure: Any) -> None:
-    """After SIGKILLs nothing derived is ahead of its transcript; a retry or a rebuild makes it as it should be."""
+    """After SIGKILLs nothing derived is ahead of its transcript; a retry or an index makes it as it should be."""
     app, calm = App(system, place), Undisturbed(system, place)
     calm.recalled(1)
     users = [f"u{k}-" for k in range(KILLS[place.kind] * (5 if nightly else 1))]
@@ -45,12 +45,12 @@ def test_killed_while_deriving(place: Place, system: Any, nursery: Nursery, nigh
     }
     wrong = []
     for k, (user, n) in enumerate(zip(users, done, strict=True)):
-        wrong += after_fault(app, calm, user, n, rebuild=k % 2 == 0)
+        wrong += after_fault(app, calm, user, n, index=k % 2 == 0)
     assert missing == {}, "acknowledged entries are not there"
     assert early == {}, "derived, but not in the transcript"
     assert wrong == []
     figure(f"{place.kind}: derived data ahead of its transcript after {len(users)} kills", len(early), at_most=0)
-    figure(f"{place.kind}: recalled otherwise after retry or rebuild", len(wrong), at_most=0)
+    figure(f"{place.kind}: recalled otherwise after retry or index", len(wrong), at_most=0)
 
 
 @pytest.mark.gate(row=17, memkit_only=True)

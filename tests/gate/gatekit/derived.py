@@ -27,6 +27,7 @@ from langchain_memkit import (
     create_history_preprocessor,
 )
 from langchain_memkit.base import Mention, utc_now
+from langchain_memkit.memories.derived_log import unpack
 from langchain_memkit.memories.vector import turn_index
 from langchain_memkit.messages.notes import is_note, records_of
 
@@ -85,7 +86,6 @@ class App:
     Args:
         system: What makes histories and chains.
         place: Where everything is kept.
-        asks: Whether entities look into the transcript for what they recall.
         now: A clock, for the histories and what is recalled of them.
         options: Time limits of a server.
 
@@ -96,7 +96,7 @@ class App:
         shown: What the model was given last, by thread.
     """
 
-    def __init__(self, system: Any, place: Place, *, asks: bool = False, now: Any = utc_now, **options: Any) -> None:
+    def __init__(self, system: Any, place: Place, *, now: Any = utc_now, **options: Any) -> None:
         self.at: dict[str, Callable[[], Any]] = {}
         embedding = Embedder(lambda: self._reached("embedding"))
         if place.kind == "sqlite":
@@ -105,8 +105,7 @@ class App:
             self.store = MongoDBKeyValueStore(place.uri, place.database, **options)
         self.shown: dict[int, list[BaseMessage]] = {}
         self.histories = system.histories(place, now=now, **options)
-        asked: Any = self.histories if asks else None
-        self.entities = EntityMemory.factory(self._names, self.store, get_session_history=asked, max_tokens=6000)
+        self.entities = EntityMemory.factory(self.histories, self._names, max_tokens=6000)
         self.vectors = VectorMemory.factory(self.histories, embedding, max_tokens=6000, now=now)
         self.books = KeyValueMemory.factory(self.store)
         self.summaries = create_history_preprocessor(
@@ -120,7 +119,7 @@ class App:
         memories = [first, self.books, self.entities, self.vectors, last]
         model = RunnableLambda(self._answer)
         self.chain = system.chain(model, self.histories, preprocessor=self.summaries, memories=memories)
-        self.parts = [self.histories, self.entities, self.books, self.summaries]
+        self.parts = [self.histories, self.books, self.summaries]
 
     def _reached(self, moment: str) -> None:
         self.at.pop(moment, lambda: None)()
@@ -160,11 +159,9 @@ class App:
                 notes += [record.text for record in records_of(message)]
         return notes, [(hit.text, round(hit.score, 6)) for asked in QUESTIONS for hit in memory.search(asked)]
 
-    def rebuild(self, user: str) -> dict[str, int]:
-        """Brings entities in line with the transcripts, and indexes turns; how much that changed."""
-        done = self.entities.rebuild(self.histories, user, progress=False)
-        indexed = self.vectors(ELSEWHERE, user).index(progress=False)
-        return {"added": done["added"] + indexed, "removed": done["removed"]}
+    def index(self, user: str) -> int:
+        """Derives what turns lack; of how many that was."""
+        return sum(memory(ELSEWHERE, user).index(progress=False) for memory in (self.entities, self.vectors))
 
 
 class Undisturbed:
@@ -189,31 +186,31 @@ def ahead(app: App, user: str, stored: dict[str, list[str]]) -> set[str]:
     return known - set(app.log(user))
 
 
-def after_fault(app: App, calm: Undisturbed, user: str, turn: int, *, rebuild: bool) -> list[str]:
-    """What is wrong after a fault in this turn: as it stands, or rebuilt; then with the turn repeated.
+def after_fault(app: App, calm: Undisturbed, user: str, turn: int, *, index: bool) -> list[str]:
+    """What is wrong after a fault in this turn: as it stands, or indexed; then with the turn repeated.
 
     Args:
         app: One that nothing happened to.
         calm: To compare with.
         user: Whose turn it was.
         turn: Its number; those before it were acknowledged.
-        rebuild: Whether the derived data is rebuilt before the turn is repeated.
+        index: Whether all is derived before the turn is repeated.
     """
     wrong = []
     stored = len(app.log(user)) // 2
     if app.log(user) != in_order(stored) or stored not in (turn, turn + 1):
         wrong.append(f"log: {app.log(user)} before turn{turn}")
-    if rebuild:
-        app.rebuild(user)
+    if index:
+        app.index(user)
         if app.recalled(user) != calm.recalled(stored):
-            wrong.append(f"rebuilt, but otherwise than {stored} undisturbed turns")
+            wrong.append(f"indexed, but otherwise than {stored} undisturbed turns")
     app.turn(user, turn)
     if app.log(user) != in_order(turn + 1):
         wrong.append(f"log: {app.log(user)} after turn{turn} was repeated")
     if app.recalled(user) != calm.recalled(turn + 1):
         wrong.append(f"recalled otherwise than after {turn + 1} undisturbed turns")
-    if changed := {name: n for name, n in app.rebuild(user).items() if n}:
-        wrong.append(f"a rebuild still changed something: {changed}")
+    if lacked := app.index(user):
+        wrong.append(f"{lacked} turns still lacked something")
     app.turn(user, turn + 1)
     view = [
         sorted(set(MARK.findall(message.text))) for message in app.shown[threading.get_ident()] if not is_note(message)
@@ -243,8 +240,10 @@ def rows(place: Place) -> dict[str, list[str]]:
 def _shown(row: Any) -> str:
     """A row as text, with the texts of an index, which are compressed in it."""
     values = [*row.values(), *row.get("index", {}).values()] if isinstance(row, dict) else row
-    made = [turn_index.decode(value) for value in values if isinstance(value, bytes)]
-    return str((row, [record.text for index in made if index for record in index.records]))
+    indexes = [value for value in values if isinstance(value, bytes)]
+    made = [turn_index.decode(value) for value in indexes]
+    texts = [record.text for index in made if index for record in index.records]
+    return str((row, texts, [unpack(value) for value in indexes]))
 
 
 def indexes_of(place: Place, user: str) -> list[bytes]:

@@ -196,11 +196,10 @@ def test_memories_of_a_chain(standalone: Any, database: str, failed: Failed) -> 
     """The turn is stored and a memory is refused: its error is the driver's, without the text."""
     uri = standalone.uri
     with MongoClient[dict[str, Any]](uri) as client:
-        for name in ("key_value", "recalled"):
-            client[database].create_collection(name, validator=REFUSALS["never"])
+        client[database].create_collection("recalled", validator=REFUSALS["never"])
         histories, own = (MongoDBChatMessageHistory.factory(uri, database, n) for n in ("message_store", "recalled"))
-        keys = EntityMemory.factory(lambda text: [Mention("secret", "X", 3, 9)], MongoDBKeyValueStore(uri, database))
-        for memory in (keys, VectorMemory.factory(own, EMBEDDING)):
+        people = EntityMemory.factory(own, lambda text: [Mention("secret", "X", 3, 9)])
+        for memory in (people, VectorMemory.factory(own, EMBEDDING)):
             chat = create_runnable_with_message_history(FakeChatModel(), histories, memories=[memory])
             failed(lambda: chat.invoke(f"I say: {SAID}.", CONFIG))  # noqa: B023  # called at once
             failed(lambda: chat.ainvoke(f"I say: {SAID}.", CONFIG))  # noqa: B023  # as above

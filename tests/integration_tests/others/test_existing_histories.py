@@ -17,7 +17,6 @@ import pytest
 from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_memkit.memories.rebuildable import read_transcript
 from langchain_mongodb import MongoDBChatMessageHistory as PeerHistory
 from pymongo import MongoClient
 from sqlalchemy import create_engine, text
@@ -31,7 +30,7 @@ from langchain_memkit import (
     SQLiteChatMessageHistory,
     create_runnable_with_message_history,
 )
-from langchain_memkit._sync import adrive, arun_step
+from langchain_memkit._sync import arun_step
 from langchain_memkit.base import Window
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError
 from langchain_memkit.retrievers.history import read_past
@@ -476,8 +475,6 @@ async def test_a_plain_engine_beside_the_chain(tmp_path: Path) -> None:
     await memory.asave([HumanMessage("My name is Nemo."), AIMessage("Hello.")])
     assert [m.text for m in await memory.aload()] == ["My name is Nemo.", "Hello."]
     assert [m.text for m in await arun_step(read_past(history, "?"))] == ["My name is Nemo.", "Hello."]
-    (stretch,) = await adrive(read_transcript(history, None, "s1", "u1"))
-    assert len(stretch.messages) == 2
     await memory.aclear()
     assert history.messages == []
     engine.dispose()

@@ -13,7 +13,7 @@ from langchain_tests.integration_tests import BaseStoreAsyncTests, BaseStoreSync
 from langgraph.store.sqlite import SqliteStore
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 
-from langchain_memkit import EntityMemory, KeyValueMemory, LangGraphKeyValueStore, SQLiteChatMessageHistory
+from langchain_memkit import KeyValueMemory, LangGraphKeyValueStore, SQLiteChatMessageHistory
 from langchain_memkit.base import apurge_user
 from testkit.key_values import KeyValueStoreCases
 
@@ -77,23 +77,16 @@ def test_another_process(sqlite_store: SqliteStore, tmp_path: Path) -> None:
         assert LangGraphKeyValueStore(other).mget(["u1/a"]) == [{"n": 1}]
 
 
-def names(text: str) -> list[str]:
-    """Capitalised words."""
-    return [word.strip(".,") for word in text.split() if word.istitle()]
-
-
 async def test_a_users_memories(async_store: AsyncSqliteStore, tmp_path: Path) -> None:
     """Memories on an async-only store, beside the histories; a purge of the user leaves nothing of either."""
     kept = LangGraphKeyValueStore(async_store)
     histories = SQLiteChatMessageHistory.factory(tmp_path / "chat.db")
-    people, books = EntityMemory.factory(names, kept), KeyValueMemory.factory(kept)
+    books = KeyValueMemory.factory(kept)
     turn = [HumanMessage("Nemo lives in Sydney.", id="1"), AIMessage("Noted.", id="2")]
     await histories("s1", "u1").aadd_messages(turn)
-    await people("s1", "u1").asave(turn)
     await books("s1", "u1").aadd({"My Diary": "Dear diary ..."})
-    assert "Sydney" in (await people("s2", "u1").aload("Where is Nemo?"))[0].text
-    assert await people("s2", "u2").aload("Where is Nemo?") == []
-    counts = await apurge_user("u1", histories, people, books, kept)
+    assert "Dear diary" in (await books("s2", "u1").aload("Read My Diary."))[0].text
+    counts = await apurge_user("u1", histories, books, kept)
     assert counts[0] == {"sessions": 1, "turns": 1}
     assert await async_store.asearch(("memkit",)) == []
     await histories.aclose()

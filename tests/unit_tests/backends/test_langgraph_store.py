@@ -13,7 +13,6 @@ from langgraph.store.base import Op, PutOp, Result
 from langgraph.store.memory import InMemoryStore
 
 from langchain_memkit import (
-    EntityMemory,
     KeyValueMemory,
     LangGraphKeyValueStore,
     create_history_preprocessor,
@@ -220,36 +219,27 @@ def test_bad_stores() -> None:
     for refused in (
         lambda: KeyValueMemory(store=raw),
         lambda: KeyValueMemory.factory(raw),
-        lambda: EntityMemory.factory(str.split, raw),
         lambda: create_history_preprocessor(lambda _: "", max_tokens=100, store=raw),
     ):
         with pytest.raises(ConfigurationError, match=r"wrap it: LangGraphKeyValueStore\(store\)"):
             refused()
 
 
-def names(text: str) -> list[str]:
-    """Capitalised words."""
-    return [word.strip(".,") for word in text.split() if word.istitle()]
-
-
 def test_memories_live_in_it() -> None:
-    """Key-value and entity memory and the summaries keep what they know there, and a purge of the user takes it all."""
+    """Key-value memory and the summaries keep what they know there, and a purge of the user takes it all."""
     store = InMemoryStore()
     kept = LangGraphKeyValueStore(store)
     books = KeyValueMemory.factory(kept)
     books("s1", "u1").add({"My Diary": "Dear diary ..."})
     assert "Dear diary" in KeyValueMemory.factory(kept)("s2", "u1").load("Read My Diary.")[0].text
     talk = [HumanMessage("Nemo lives in Sydney.", id="1"), AIMessage("Noted.", id="2")] * 3
-    people = EntityMemory.factory(names, kept)
-    people("s1", "u1").save(talk[:2])
-    assert "Nemo lives in Sydney." in EntityMemory.factory(names, kept)("s2", "u1").load("Where is Nemo?")[0].text
     options: Any = {"max_tokens": 1000, "trigger": ("messages", 4), "keep": ("messages", 2), "store": kept}
     config: Any = {"configurable": {"session_id": "s1", "user_id": "u1"}}
     first = create_history_preprocessor(lambda _: "Nemo lives in Sydney.", **options).invoke(talk, config)
     again = create_history_preprocessor(lambda _: pytest.fail("is not asked again"), **options).invoke(talk, config)
     assert "Nemo lives in Sydney." in first[0].text == again[0].text
     assert {item.namespace for item in store.search(())} == {("memkit", "u1")}
-    purge_user("u1", books, people, kept)
+    purge_user("u1", books, kept)
     assert store.search(()) == []
 
 
@@ -259,8 +249,3 @@ async def test_memories_live_in_it_async() -> None:
     memory = KeyValueMemory.factory(kept)("s1", "u1")
     await memory.aadd({"My Diary": "Dear diary ..."})
     assert "Dear diary" in (await memory.aload("Read My Diary."))[0].text
-    people = EntityMemory.factory(names, kept)
-    await people("s1", "u1").asave([HumanMessage("Nemo lives in Sydney.", id="1"), AIMessage("Noted.", id="2")])
-    assert "Sydney" in (await people("s2", "u1").aload("Where is Nemo?"))[0].text
-    await people("s1", "u1").aclear()
-    assert await people("s2", "u1").aload("Where is Nemo?") == []
