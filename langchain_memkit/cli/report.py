@@ -37,6 +37,7 @@ from langchain_memkit.stores.key_value import KeyValueStore
 LISTED, ROWS, FACTS, BARS = 200, 100, 5, 62  # conversations; rows of other lists; facts of an entity; bars of a chart
 TITLE, TEXT, SUMMARY = 120, 300, 4000  # characters that are shown
 KEYS = 500  # read at once
+MOST = 10**6  # facts of an entity that are counted
 CHARTS = ("turns", "conversations begun")
 UNITS = {1: "by day", 7: "by week"}
 SHORTEST = 14  # days that a chart shows at least
@@ -138,6 +139,9 @@ def write_report(
                 found.conversations += [entry] if i < LISTED else []
             for where, store in stores:
                 _read_keys(found, where, store, user_prefix(owner))
+            for _, make in histories:
+                if owner and make.turn_store.keeps_index:
+                    _read_memories(found, make, owner)
         found.total.update({"tokens": found.said.total(), "entities": len(found.facts), "facts": found.facts.total()})
         with open_for_writing(targets[0]) as page:
             of = "without a user" if user_id is None else f"of {user_id}"
@@ -244,6 +248,28 @@ def _read_keys(found: Findings, where: str, store: KeyValueStore, prefix: str) -
                 found.wishes.append((at, text[:TEXT], "".join(sessions)))
     # A description holds while every fact that it was made from is there.
     found.described |= {name: text for name, (text, facts) in described.items() if facts <= seen}
+
+
+def _read_memories(found: Findings, histories: HistoryFactory[Any], user_id: str) -> None:
+    """Add what memories keep in the rows of turns; nothing is read for names, and nothing stored."""
+    from langchain_memkit.memories.preferences import PreferenceMemory
+
+    for line in PreferenceMemory(histories, "-", user_id=user_id, read_only=True).preferences():
+        found.total["preferences"] += 1
+        found.wishes.append((found.local(line.at), line.text[:TEXT], line.session_id))
+    try:
+        from langchain_memkit.memories.entity import EntityMemory
+    except ImportError:  # who has not installed what finds names has none
+        return
+    people = EntityMemory(histories, lambda text: [], "-", user_id=user_id, max_facts=MOST, read_only=True)
+    for entity in people.entities():
+        name = entity.name
+        found.facts[name] += len(entity.facts)
+        found.names[name] = name, entity.type
+        shown = [(found.local(fact.created_at), fact.text[:TEXT], fact.session_id) for fact in entity.facts[-FACTS:]]
+        found.newest[name] = sorted([*found.newest[name], *shown])[-FACTS:]
+        if entity.description:
+            found.described[name] = entity.description[:SUMMARY]
 
 
 def _rows(store: KeyValueStore, prefix: str, now: datetime) -> Iterator[tuple[str, Row]]:

@@ -49,7 +49,7 @@ ARROWS = {
     "explain": PURE | {"memories", "preprocessors", "runnables"},
     "middleware": PURE | {"memories", "preprocessors", "runnables"},
     "migrate": PURE | {"backends", "memories", "stores"},
-    "cli": PURE | {"backends", "migrate", "stores"},
+    "cli": PURE | {"backends", "memories", "migrate", "stores"},
     "testing": PURE | {"memories", "preprocessors", "runnables", "stores"},
 }
 # driver -> the only modules that may import it

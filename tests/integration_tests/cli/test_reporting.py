@@ -40,7 +40,7 @@ def test_what_the_memories_themselves_keep(memkit: Memkit, standalone: Any, data
         MongoDBKeyValueStore(standalone.uri, database, "memories") as keys,
     ):
         fits = create_history_preprocessor(lambda prompt: "Nemo sails.", max_tokens=300, store=keys)
-        entities = EntityMemory.factory(lambda text: [], keys, names=["Nemo"])
+        entities = EntityMemory.factory(histories, lambda text: [], names=["Nemo"])
         KeyValueMemory.factory(keys)("s1", "u1").add({"My Diary": "Dear diary"})
         chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[entities])
         for day in range(30):

@@ -94,7 +94,7 @@ def fill(path: Path, text: str, user: str, session: str) -> None:
         stored = text.encode("utf-8", "replace").decode()  # as the memories themselves do
         histories.update_session(session, user, title=stored)
     KeyValueMemory.factory(keys)(session, user).add([{"title": stored, "text": stored, "source": stored}])
-    PreferenceMemory.factory(keys)(session, user).add(stored)
+    PreferenceMemory.factory(SQLiteChatMessageHistory.factory(path))(session, user).add(stored)
     position = {"epoch": epoch, "seq": 1, "op": stored, "message_id": None}
     summary = {"text": stored, "covered": 3, "position": position, "model": stored}
     row = {"key": stored, "surface": stored, "label": stored, "text": stored, "session": stored, "at": now.isoformat()}
@@ -177,10 +177,10 @@ def test_what_the_memories_themselves_keep(memkit: Memkit, tmp_path: Path) -> No
     path = tmp_path / "chat.db"
     keys = SQLiteKeyValueStore(path)
     fits = create_history_preprocessor(lambda prompt: "Nemo sails.", max_tokens=300, store=keys)
-    entities = EntityMemory.factory(lambda text: [], keys, names=["Nemo", "Marlin"])
-    KeyValueMemory.factory(keys)("s1", "u1").add({"My Diary": "Dear diary"})
-    PreferenceMemory.factory(keys)("s1", "u1").add("Never use emojis")
     histories = SQLiteChatMessageHistory.factory(path)
+    entities = EntityMemory.factory(histories, lambda text: [], names=["Nemo", "Marlin"])
+    KeyValueMemory.factory(keys)("s1", "u1").add({"My Diary": "Dear diary"})
+    PreferenceMemory.factory(histories)("s1", "u1").add("Never use emojis")
     chat = create_runnable_with_message_history(FakeChatModel(), histories, preprocessor=fits, memories=[entities])
     for day in range(30):
         chat.invoke(f"Nemo has nothing to tell of day {day}.", {"configurable": {"session_id": "s1", "user_id": "u1"}})
