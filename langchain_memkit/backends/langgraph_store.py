@@ -24,8 +24,8 @@ LISTED = 10_000  # items of one search
 class LangGraphKeyValueStore(KeyValueStore[V]):
     """A LangChain `BaseStore` on a LangGraph store (`InMemoryStore`, `PostgresStore`, ...).
 
-    For apps whose graphs have a store already: `KeyValueMemory`, `EntityMemory` and `create_history_preprocessor` take
-    this as their `store`. Values are dicts, bytes or Documents. All items lie under one namespace, with a namespace for
+    For apps whose graphs have a store already: `KeyValueMemory` and `create_history_preprocessor` take this as their
+    `store`. Values are dicts, bytes or Documents. All items lie under one namespace, with a namespace for
     each user below it; the value of an item is `{"v": 1, "json": "..."}`. LangGraph's search does not index the items.
     They never expire, whatever the store's `default_ttl` says, because derived data must be deleted together with its
     source. Listing keys reads the values as well, because LangGraph lists items, not keys.

@@ -27,7 +27,7 @@ from langchain_memkit.runnables.session import BoundSession
 NO_USER = "tools=True needs a user_id, in the runtime context or in config['configurable']: notes are a user's"
 NO_PLACE = (
     "tools=True needs memories=[...] in which the model may write: KeyValueMemory.factory(store) for notes (extra "
-    '"matching"), PreferenceMemory.factory(store) for how the user wants to be answered'
+    '"matching"), PreferenceMemory.factory(histories) for how the user wants to be answered'
 )
 
 MAX_TITLE = 200  # characters
