@@ -93,7 +93,6 @@ def write(app: App, user: str, step: Callable[[], Any]) -> None:
 def clear(app: App, user: str, step: Callable[[], Any] = lambda: None) -> None:
     """Clears the session in every part."""
     app.histories(SESSION, user).clear()
-    app.entities(SESSION, user).clear()
     app.summaries.clear(SESSION, user)
     step()
 
