@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import langchain_memkit
 from langchain_memkit._progress import progress_bar
+from langchain_memkit._sync import drive
 from langchain_memkit._timezones import in_timezone, timezone_name
 from langchain_memkit.base import SessionInfo, check_id, user_prefix
 from langchain_memkit.cli.output import Output, writable
@@ -258,11 +259,13 @@ def _read_memories(found: Findings, histories: HistoryFactory[Any], user_id: str
         found.total["preferences"] += 1
         found.wishes.append((found.local(line.at), line.text[:TEXT], line.session_id))
     try:
-        from langchain_memkit.memories.entity import EntityMemory
+        from langchain_memkit.memories.entity.entity_log import EntityLog
+        from langchain_memkit.memories.entity.listing import list_entities
     except ImportError:  # who has not installed what finds names has none
         return
-    people = EntityMemory(histories, lambda text: [], "-", user_id=user_id, max_facts=MOST, read_only=True)
-    for entity in people.entities():
+    log = EntityLog(histories, lambda text: [], {}, read_only=True, now=lambda: found.now, cache_bytes=0)
+    held = drive(log.look(user_id, most=0))
+    for entity in list_entities(held.book, UTC, MOST):
         name = entity.name
         found.facts[name] += len(entity.facts)
         found.names[name] = name, entity.type

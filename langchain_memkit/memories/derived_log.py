@@ -243,6 +243,11 @@ class DerivedLog(ABC, Generic[H]):
         except HistoryWriteError as error:
             logger.warning("what was derived from %d turns is not stored, but made again: %s", len(made), error)
 
+    async def renew(self, user_id: str) -> None:
+        """Take all turns that are held of a user for turns from which nothing was derived."""
+        held = await self.held_of(user_id)
+        await self.held(lambda: held.lacking.update(held.rows))
+
     def forget(self, user_id: str) -> None:
         """Drop what is held of a user."""
         with self.lock:

@@ -64,6 +64,9 @@ class IndexedTurns(Protocol):
     async def look(self, user_id: str, *, most: int | None = None) -> Any:
         """Look at what changed, make what at most so many turns lack, and return what is `Held`."""
 
+    async def renew(self, user_id: str) -> None:
+        """Take all turns that are held of a user for turns that lack their index."""
+
     def forget(self, user_id: str) -> None:
         """Drop what is held of a user."""
 
@@ -248,13 +251,15 @@ class MemoryOverHistories(Memory):
         """Run `index_turn` asynchronously."""
         return await adrive(self._index_turn(history, messages))
 
-    def index(self, progress: bool = True) -> int:
+    def index(self, progress: bool = True, *, anew: bool = False) -> int:
         """Index all turns of the user that have no index yet, for example after an import.
 
         A question does that as well, but for the newest 1,000 turns at a time.
 
         Args:
             progress: Show a progress bar if `rich` is installed.
+            anew: Also index those again that have an index, after you changed how turns are read (for example with
+                other `names=`).
 
         Returns:
             How many turns were indexed.
@@ -262,11 +267,11 @@ class MemoryOverHistories(Memory):
         Raises:
             HistoryReadError: The histories cannot be reached or read.
         """
-        return drive(self._index_all(progress))
+        return drive(self._index_all(progress, anew=anew))
 
-    async def aindex(self, progress: bool = True) -> int:
+    async def aindex(self, progress: bool = True, *, anew: bool = False) -> int:
         """Run `index` asynchronously."""
-        return await adrive(self._index_all(progress))
+        return await adrive(self._index_all(progress, anew=anew))
 
     async def _index_turn(self, history: Any, messages: Sequence[BaseMessage]) -> Mapping[str, bytes]:
         if self.read_only or not self._recalls(history):
@@ -283,8 +288,10 @@ class MemoryOverHistories(Memory):
         is_same = store is not None and self._log.store.is_same(store)
         return is_same and getattr(history, "user_id", None) == self._user
 
-    async def _index_all(self, progress: bool) -> int:
+    async def _index_all(self, progress: bool, *, anew: bool) -> int:
         held = await self._log.look(self._user, most=0)
+        if anew:
+            await self._log.renew(self._user)
         count = left = len(held.lacking)
         with progress_bar(progress, "indexing", count) as advance:
             while left:

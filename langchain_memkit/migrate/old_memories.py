@@ -15,8 +15,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_memkit.base import Turn, check_id, user_prefix
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, logger
 from langchain_memkit.memories.derived_log import pack
-from langchain_memkit.memories.entity.entity_log import ENTITIES
-from langchain_memkit.memories.entity.rows import ResolutionRule, encode_rule
 from langchain_memkit.memories.preferences import LINES
 from langchain_memkit.migrate.sources import Conversation, ConversationSource, in_thread
 from langchain_memkit.migrate.transfer import migrate
@@ -166,6 +164,10 @@ def _read(store: DictStore, user_id: str, keys: Sequence[str]) -> OldUser:
 def _take(found: OldUser, kind: str, value: Mapping[str, Any], place: Sequence[str]) -> None:
     """Take in a record; raise what Python raises if it cannot be read."""
     if kind == "entities/rule":
+        # What finds names in texts is an extra, which those who move something else need not have.
+        from langchain_memkit.memories.entity.entity_log import ENTITIES
+        from langchain_memkit.memories.entity.rows import ResolutionRule, encode_rule
+
         rule = ResolutionRule(*(str(value[name]) for name in ResolutionRule._fields))
         at = datetime.strptime(place[2].partition("-")[0], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC)
         found.decisions.append((at, ENTITIES, encode_rule(rule)))

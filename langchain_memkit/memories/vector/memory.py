@@ -227,8 +227,8 @@ class VectorMemory(MemoryOverHistories):
 
     # -- flows
 
-    async def _index_all(self, progress: bool) -> int:
-        count = await super()._index_all(progress)
+    async def _index_all(self, progress: bool, *, anew: bool) -> int:
+        count = await super()._index_all(progress, anew=anew)
         while (await self._core.log.look(self._user, rates=RATED_AT_ONCE)).unrated:
             pass
         return count

@@ -329,6 +329,16 @@ class TurnLog:
             self._users.put(user_id, held)
         return held
 
+    async def renew(self, user_id: str) -> None:
+        """Take all turns that are held of a user for turns without an index; vectors of equal texts are kept."""
+        held = self._held(user_id)
+        with held.index.lock:
+            for place, one in held.rows.items():
+                index = {name: data for name, data in one.row.index.items() if name != VECTORS}
+                one.row = replace(one.row, index=index)
+                one.kept = False
+                held.lacking.add(place)
+
     def forget(self, user_id: str) -> None:
         """Drop what is held of a user."""
         with self._lock:

@@ -217,7 +217,8 @@ def test_what_was_cleared_is_not_shown(memkit: Memkit, tmp_path: Path) -> None:
     with SQLiteChatMessageHistory.factory(path) as histories:
         histories("s1", "u1").clear()
         histories("s1", "u1").add_user_message("hello again")
-    keys.mdelete([key for key in keys.yield_keys(prefix="u1/") if key.startswith(("u1/key", "u1/pref"))])
+        assert PreferenceMemory(histories, "s1", user_id="u1").remove("a secret") == 1
+    keys.mdelete([key for key in keys.yield_keys(prefix="u1/") if key.startswith("u1/key")])
     page = read_back(memkit, path, "--user", "u1")
     assert "hello again" in page.text
     assert "secret" not in page.text

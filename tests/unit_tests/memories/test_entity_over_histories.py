@@ -121,6 +121,17 @@ def test_many_old_turns(histories: Any) -> None:
     assert [fact.text for fact in memory.about("Nemo")][:2] == ["Nemo counted 0", "Nemo counted 1"]
 
 
+def test_names_that_are_given_later(histories: Any, call: Callable[..., Any]) -> None:
+    """`index(anew=True)` reads turns again that are indexed already, and stores what it found there."""
+    EntityMemory(histories, Extractor(), "s1", user_id="u1").save([HumanMessage("Nemo met Marlin.")])
+    later = EntityMemory(histories, Extractor(), "s1", user_id="u1", names=["Marlin"])
+    assert set(known(later)) == {"Nemo"}
+    assert call(later, "index", progress=False) == 0
+    assert call(later, "index", progress=False, anew=True) == 1
+    another_process = EntityMemory(histories, Extractor(), "s1", user_id="u1")
+    assert set(known(later)) == set(known(another_process)) == {"Nemo", "Marlin"}
+
+
 def test_an_extractor_that_fails_is_tried_again(histories: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The turn is stored, the failure is logged without its text, and the next look reads the turn."""
     extract = Extractor()

@@ -148,6 +148,16 @@ def test_lines_are_what_the_function_finds(histories: Any, find: Any) -> None:
     ]
 
 
+def test_a_function_that_is_changed_later(histories: Any) -> None:
+    """`index(anew=True)` has turns read again that were read by another function."""
+    finding(histories, find=lambda text: [])("s1", "u1").save(said("Call me Al."))
+    later = finding(histories, find=every_line)("s1", "u1")
+    assert later.index(progress=False) == 0
+    assert lines(later) == []
+    assert later.index(progress=False, anew=True) == 1
+    assert lines(later) == ["Call me Al."]
+
+
 def test_an_async_function_needs_async_verbs(histories: Any) -> None:
     """A sync verb that would have to call it says so; the turn is stored, and read by the next async one."""
     memory = PreferenceMemory(histories, "s1", user_id="u1", find=every_line_later)
@@ -510,10 +520,7 @@ def test_another_process(path: Path, preferences: Any) -> None:
         other.add("Call me Al.")
         assert shown(warm) == ["Call me Al."]
         others("s2", "u1").add_messages(said("Never use emojis."))
-        assert shown(warm) == shown(other) == ["Call me Al.", "Never use emojis."] or sorted(shown(warm)) == [
-            "Call me Al.",
-            "Never use emojis.",
-        ]
+        assert shown(warm) == shown(other) == ["Call me Al.", "Never use emojis."]
         assert warm.remove("Call me Al.") == 1
         assert shown(other) == ["Never use emojis."]
         others.purge("u1")

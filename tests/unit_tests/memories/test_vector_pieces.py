@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_text_splitters import CharacterTextSplitter
 
 from langchain_memkit import SQLiteChatMessageHistory, VectorMemory, purge_user
 from langchain_memkit._sync import drive
@@ -225,3 +226,17 @@ def test_a_question_that_cannot_be_embedded_is_looked_for_by_its_words(
             [note] = memory.load(question)
             assert "Kiwi" in note.text
     assert "only its words" in caplog.text
+
+
+def test_a_splitter_that_is_given_later(histories: Any) -> None:
+    """`index(anew=True)` cuts turns again that are indexed already, and stores the new pieces."""
+    memory_of(histories).save([h(1, LONG), a(1)])
+    splitter = CharacterTextSplitter(separator=" ", chunk_size=1000, chunk_overlap=0)
+    later = memory_of(histories, text_splitter=splitter)
+    before = stored(later)
+    assert later.index(progress=False) == 0
+    assert later.index(progress=False, anew=True) == 1
+    after = stored(later)
+    assert len(after) < len(before)
+    assert all(is_embedded for _, is_embedded in after)
+    assert stored(memory_of(histories)) == after  # as another process reads it
