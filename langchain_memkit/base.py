@@ -150,6 +150,7 @@ class SavedTurn(list[BaseMessage]):
         epoch: The epoch of the session; 0 if unknown.
         expires_at: When the stored turn expires; None for never.
         store: The turn store of the history that has stored it; None if it is none of memkit's.
+        seq: Its position in that history; None if it is not known.
 
     Example:
         >>> from langchain_core.messages import HumanMessage
@@ -165,12 +166,14 @@ class SavedTurn(list[BaseMessage]):
         epoch: int = 0,
         expires_at: datetime | None = None,
         store: object = None,
+        seq: int | None = None,
     ) -> None:
         super().__init__(messages)
         self.turn_id = turn_id
         self.epoch = epoch
         self.expires_at = expires_at
         self.store = store
+        self.seq = seq
 
 
 class GoneMessages(list[str]):

@@ -447,7 +447,7 @@ class ComposedMemory(Memory):
         if not said:
             return
         given = messages if isinstance(messages, base.SavedTurn) else base.SavedTurn(messages)
-        turn = base.SavedTurn(said, given.turn_id, given.epoch, given.expires_at, given.store)
+        turn = base.SavedTurn(said, given.turn_id, given.epoch, given.expires_at, given.store, given.seq)
         if not self.primary.read_only:
             await Step(partial(self.primary.save, turn), partial(self.primary.asave, turn))
         # The primary saves first: a secondary must never hold what the transcript does not. Then a turn that was erased

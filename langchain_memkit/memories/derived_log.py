@@ -21,7 +21,7 @@ from langchain_core.messages import BaseMessage
 from langchain_memkit._locks import ForkSafeLock
 from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Flow, Step, dry_run
-from langchain_memkit.base import Now, Turn, describe_error
+from langchain_memkit.base import Now, describe_error
 from langchain_memkit.errors import ConfigurationError, HistoryWriteError, logger
 from langchain_memkit.stores.changes import ChangedRow, Place, UserLog
 from langchain_memkit.stores.history import HistoryFactory, TurnStore
@@ -30,6 +30,8 @@ from langchain_memkit.stores.looks import catch_up
 T = TypeVar("T")
 H = TypeVar("H", bound="HeldTurns")
 
+Said = tuple[Place, Sequence[BaseMessage]]
+"""Where a turn is stored, and its messages."""
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """Date of what has none."""
 ROWS = 50  # that are taken in without a thread
@@ -173,11 +175,11 @@ class DerivedLog(ABC, Generic[H]):
         """Make the index of a turn that is to be stored, as far as that is quick; None if it follows later."""
 
     @abstractmethod
-    async def read(self, turns: Sequence[tuple[ChangedRow, Turn]]) -> list[Any]:
+    async def read(self, turns: Sequence[Said]) -> list[Any]:
         """Read what is to be derived from turns, oldest first: the part that may be slow, or wait."""
 
     @abstractmethod
-    def encode(self, held: H, row: ChangedRow, read: Any) -> bytes:
+    def encode(self, held: H, read: Any) -> bytes:
         """Encode what was read of a turn; those before it are held."""
 
     @property
@@ -230,6 +232,16 @@ class DerivedLog(ABC, Generic[H]):
         await self.held(lambda: self._users.put(user_id, held))
         return held
 
+    async def derive_later(self, user_id: str, turn: Said, op: str) -> None:
+        """Derive from a turn that was just stored what was not stored with it, and keep it in its row.
+
+        It is held by the next look, like what other processes store.
+        """
+        held = await self.held_of(user_id)
+        for place, read in (await self._read(held, [turn])).items():
+            data = await self.held(partial(self.encode, held, read), long=len(held.rows) > ROWS)
+            await self.keep(user_id, self.name, [(place, op, data)])
+
     async def decide(self, user_id: str, data: bytes) -> None:
         """Store a decision of a user."""
         await self._step(lambda: self.store.decide(user_id, self.name, data))
@@ -280,11 +292,12 @@ class DerivedLog(ABC, Generic[H]):
             places = [row.place for row in rows]
             found = await self._step(partial(self.store.turns_at, user_id, places))
             turns = {(session_id, turn.seq): turn for session_id, turn in found}
-            there = [(row, turns[row.place]) for row in rows if row.place in turns]
+            there = [(place, turns[place].messages) for place in places if place in turns]
             read = await self._read(held, there)
             if there and not read:
                 break
-            fresh = await self.held(partial(self._hold, held, read), long=True)
+            made = [(row, read[row.place]) for row in rows if row.place in read]
+            fresh = await self.held(partial(self._hold, held, made), long=True)
             erased = [place for place in places if place not in turns]
             await self.held(partial(held.forget, erased))
             has_erased = has_erased or bool(erased)
@@ -292,22 +305,21 @@ class DerivedLog(ABC, Generic[H]):
             await self.keep(user_id, self.name, [each for each in fresh if not turns[each[0]].problems])
         return has_erased
 
-    async def _read(self, held: H, turns: Sequence[tuple[ChangedRow, Turn]]) -> list[tuple[ChangedRow, Any]]:
+    async def _read(self, held: H, turns: Sequence[Said]) -> dict[Place, Any]:
         """Read turns; one that cannot be read is left out in this process, unless none can, and the next look tries."""
         try:
-            return [(row, read) for (row, _), read in zip(turns, await self.read(turns), strict=True)]
+            return dict(zip([place for place, _ in turns], await self.read(turns), strict=True))
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  # the functions of apps raise anything
             problem = describe_error(error)
-        found: list[tuple[ChangedRow, Any]] = []
+        found: dict[Place, Any] = {}
         failed: list[Place] = []
-        for row, turn in turns if len(turns) > 1 else ():
+        for place, messages in turns if len(turns) > 1 else ():
             try:
-                (read,) = await self.read([(row, turn)])
-                found.append((row, read))
+                (found[place],) = await self.read([(place, messages)])
             except Exception:  # noqa: BLE001
-                failed.append(row.place)
+                failed.append(place)
                 if len(failed) > len(found) + 1:  # it is not one turn alone
                     break
         if found:
@@ -322,7 +334,7 @@ class DerivedLog(ABC, Generic[H]):
         for row, made in turns:
             if held.rows.get(row.place) is not row:  # it went, or changed, meanwhile: it is read as it is now
                 continue
-            data = self.encode(held, row, made)
+            data = self.encode(held, made)
             index: Mapping[str, bytes] = {**row.index, self.name: data}
             held.hold(replace(row, index=dict(index)))
             fresh.append((row.place, row.op, data))

@@ -24,8 +24,9 @@ from langchain_memkit.errors import (
     StaleTurnError,
     logger,
 )
+from langchain_memkit.memories.derived_log import Said
 from langchain_memkit.messages.notes import is_note
-from langchain_memkit.messages.trimming import same_messages
+from langchain_memkit.messages.trimming import batch_op, same_messages
 from langchain_memkit.stores.changes import Place, UserLog
 from langchain_memkit.stores.history import HistoryFactory, TurnStore
 
@@ -63,6 +64,9 @@ class IndexedTurns(Protocol):
 
     async def look(self, user_id: str, *, most: int | None = None) -> Any:
         """Look at what changed, make what at most so many turns lack, and return what is `Held`."""
+
+    async def derive_later(self, user_id: str, turn: Said, op: str) -> None:
+        """Derive from a turn that was just stored what was not stored with it, and keep it in its row."""
 
     async def renew(self, user_id: str) -> None:
         """Take all turns that are held of a user for turns that lack their index."""
@@ -315,7 +319,7 @@ class MemoryOverHistories(Memory):
         store = getattr(messages, "store", None)
         self.save_was_checked = store is not None and self._log.store.is_same(store)
         if self.save_was_checked:  # the turn is stored there already
-            await self._complete_later()
+            await self._complete_later(messages)
             return
         history = self._log.histories(self._session, self._user)
         given = [message for message in messages if not is_note(message)]
@@ -345,7 +349,7 @@ class MemoryOverHistories(Memory):
             logger.warning("%s does not keep a turn: %s", type(self).__name__, error)
             return
         self._began = None  # not after another error: a retry is of the same turn
-        await self._complete_later()
+        await self._complete_later(unsaved)
 
     async def _unsaved(self, history: Any, given: list[BaseMessage], last: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return those of the messages that its own history does not have yet, as their ids or the last texts tell."""
@@ -358,10 +362,16 @@ class MemoryOverHistories(Memory):
         # Of a turn that is there in part, a message without an id is there if one after it is.
         return [message for message in given[:end] if message.id and message.id not in known] + given[end:]
 
-    async def _complete_later(self) -> None:
+    async def _complete_later(self, turn: Sequence[BaseMessage]) -> None:
         """Make what was not stored with a turn, since that was not quick."""
-        if not self._log.is_whole_at_once:
+        if self._log.is_whole_at_once:
+            return
+        seq = getattr(turn, "seq", None)
+        if seq is None:  # it is not known which row that is
             await self._log.look(self._user)
+            return
+        op = batch_op(turn, getattr(turn, "turn_id", None))
+        await self._log.derive_later(self._user, ((self._session, seq), turn), op)
 
     async def _delete_messages(self, ids: Collection[str]) -> int:
         """Hide the turns of this session that hold any of these messages."""

@@ -16,7 +16,7 @@ from langchain_memkit import base
 from langchain_memkit._sync import Step, adrive, call_user_function, cpu_bound, drive
 from langchain_memkit._timezones import TimezoneLike, TimezoneOfUser, check_timezone, in_timezone, timezone_of_query
 from langchain_memkit.errors import ConfigurationError
-from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns, as_text, pack, unpack
+from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns, Said, as_text, pack, unpack
 from langchain_memkit.memories.over_histories import (
     FactoryOverHistories,
     MemoryOverHistories,
@@ -198,11 +198,11 @@ class PreferenceLog(DerivedLog[UserPreferences]):
             return None
         return pack(await self._found(messages))
 
-    async def read(self, turns: Sequence[tuple[ChangedRow, base.Turn]]) -> list[Lines]:
+    async def read(self, turns: Sequence[Said]) -> list[Lines]:
         """Find the lines of turns."""
-        return [await self._found(turn.messages) for _, turn in turns]
+        return [await self._found(messages) for _, messages in turns]
 
-    def encode(self, held: UserPreferences, row: ChangedRow, read: Lines) -> bytes:
+    def encode(self, held: UserPreferences, read: Lines) -> bytes:
         """Encode the lines of a turn."""
         return pack(read)
 

@@ -246,7 +246,7 @@ class TurnOptions:
         # passes its position, where the epoch is looked up.
         drew = turn.view.seq == 0 or turn.view.epoch != turn.epoch or getattr(history, "ttl", None)
         replaces = turn.view.replaces
-        saved = SavedTurn(named, turn_id, turn.epoch)
+        saved = SavedTurn(named, turn_id, turn.epoch, seq=seq)
         await notify_memories(memories, saved, history, seq if drew or replaces else None, replaces)
         return seq
 

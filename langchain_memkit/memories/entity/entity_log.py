@@ -11,8 +11,8 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from langchain_memkit._sync import call_user_function, cpu_bound
-from langchain_memkit.base import EntityExtractor, Turn
-from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns
+from langchain_memkit.base import EntityExtractor
+from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns, Said
 from langchain_memkit.memories.entity import rows as stored
 from langchain_memkit.memories.entity.mentions import facts_of, message_facts, read_mentions
 from langchain_memkit.memories.entity.registry import EntityRegistry
@@ -131,13 +131,13 @@ class EntityLog(DerivedLog[UserEntities]):
         is_long = len(held.book.facts) > MANY or sum(len(source.text) for source in said) > SHORT
         return await self.held(lambda: _encode(held.book, said, found), long=is_long)
 
-    async def read(self, turns: Sequence[tuple[ChangedRow, Turn]]) -> list[Any]:
+    async def read(self, turns: Sequence[Said]) -> list[Any]:
         """Read the names in turns."""
-        sources = [message_facts(row.session_id, turn.messages, UNDATED) for row, turn in turns]
+        sources = [message_facts(session_id, messages, UNDATED) for (session_id, _), messages in turns]
         found = iter(await self.extract([source.text for said in sources for source in said]))
         return [(said, [next(found) for _ in said]) for said in sources]
 
-    def encode(self, held: UserEntities, row: ChangedRow, read: Any) -> bytes:
+    def encode(self, held: UserEntities, read: Any) -> bytes:
         """Encode the facts of a turn: its sentences with the names that were read, or are known by then."""
         return _encode(held.book, *read)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
@@ -233,9 +233,12 @@ class VectorMemory(MemoryOverHistories):
             pass
         return count
 
-    async def _complete_later(self) -> None:
-        if not self._core.log.is_whole_at_once:
-            await self._core.log.look(self._user, rates=RATED)
+    async def _complete_later(self, turn: Sequence[BaseMessage]) -> None:
+        log = self._core.log
+        if log.rates_later:
+            await log.look(self._user, rates=RATED)
+        else:
+            await super()._complete_later(turn)
 
     async def _search(self, query: str, k: int, session_id: str | None, since: Moment, until: Moment) -> HitList:
         if session_id is not None:

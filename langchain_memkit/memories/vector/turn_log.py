@@ -25,6 +25,7 @@ from langchain_memkit._lru import LRUCache
 from langchain_memkit._sync import Flow, Step, call_user_function, cpu_bound, dry_run
 from langchain_memkit.base import Now, describe_error, describe_type, describe_value
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, logger
+from langchain_memkit.memories.derived_log import Said
 from langchain_memkit.memories.vector import turn_index
 from langchain_memkit.memories.vector.importance import plain_importance
 from langchain_memkit.memories.vector.rounds import Splitter
@@ -210,7 +211,8 @@ class TurnLog:
         self.store = histories.turn_store
         self._embeds_at_once = bool(getattr(embedding, "is_local", False))
         self._rates_at_once = importance is plain_importance or bool(getattr(importance, "is_local", False))
-        self.is_whole_at_once = self._embeds_at_once and (self._rates_at_once or importance is None)
+        self.rates_later = importance is not None and not self._rates_at_once
+        self.is_whole_at_once = self._embeds_at_once and not self.rates_later
         """Whether a turn is stored with all that is derived from it: no server has to be asked."""
         self.read_only = read_only
         self._splitter = splitter
@@ -293,6 +295,13 @@ class TurnLog:
         if self._rates_at_once:
             await self._rate(index.records)
         return turn_index.encode(index)
+
+    async def derive_later(self, user_id: str, turn: Said, op: str) -> None:
+        """Embed a turn that was just stored without vectors, and keep them in its row; the next look holds them."""
+        place, messages = turn
+        index = turn_index.decode(await self.derive(user_id, messages))
+        if index is not None and await self._try_to_embed(user_id, [index]):
+            await self._keep(user_id, VECTORS, [(place, op, turn_index.encode(index))])
 
     async def look(self, user_id: str, *, most: int | None = None, rates: int = 0) -> UserRecords:
         """Look at what changed in a user's turns, and make what they lack.
