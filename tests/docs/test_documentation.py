@@ -173,7 +173,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_costs_are_those_of_the_readme() -> None:
     """docs/memories.md repeats the reads and writes of the README's table, which another test counts."""
     rows = re.findall(r"\[`(\w+)`\].*\| (?:0 to )?(\d), (\d), 0", (ROOT / "docs" / "memories.md").read_text())
-    assert {name for name, _, _ in rows} == {"EntityMemory", "KeyValueMemory", "VectorMemory"}
+    assert {name for name, _, _ in rows} == {"EntityMemory", "KeyValueMemory", "PreferenceMemory", "VectorMemory"}
     for name, reads, writes in rows:
         assert re.search(rf"`{name}`\].*\| \+{reads}, \+{writes}, ", PAGES[0].read_text()), name
     assert "a chain's turn is one read and one write" in (ROOT / "docs" / "histories.md").read_text()

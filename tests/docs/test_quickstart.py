@@ -22,12 +22,14 @@ from langchain_memkit import (
     KeyValueMemory,
     MongoDBChatMessageHistory,
     MongoDBKeyValueStore,
+    PreferenceMemory,
     SpacyEntityExtractor,
     SQLiteChatMessageHistory,
     VectorMemory,
     WordLlamaEmbeddings,
     create_history_preprocessor,
     create_runnable_with_message_history,
+    find_english_preferences,
 )
 from langchain_memkit.testing import FakeChatModel
 
@@ -260,6 +262,7 @@ def costs(standalone: Any) -> dict[str, list[int]]:
             "create_history_preprocessor": {"preprocessor": create_history_preprocessor(summarize, max_tokens=500)},
             "VectorMemory": {"memories": [VectorMemory.factory(histories, Counted(seen))]},
             "EntityMemory": {"memories": [entities]},
+            "PreferenceMemory": {"memories": [PreferenceMemory.factory(histories, find=find_english_preferences)]},
             "KeyValueMemory": {"memories": [titles]},
         }
         counted: dict[str, list[int]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from pymongo import MongoClient, monitoring
 
@@ -263,6 +264,31 @@ def test_turns_with_entities(standalone: Any, database: str, profile: Profile, r
     quick = {"find": 20, "insert": 10}
     assert found == (quick if is_local else {"find": 20, "insert": 10, "update": 10})
     assert len(entities("s1", "u1").entities()[0].facts) == 11
+
+
+class OnAServer(DeterministicFakeEmbedding):
+    """A model that has to be asked."""
+
+    is_local: bool = False
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_turns_with_two_memories(standalone: Any, database: str, profile: Profile, run: Any, is_local: bool) -> None:
+    """Each memory looks before the answer, and stores after the turn what was not stored with it."""
+
+    def extract(text: str) -> list[Any]:
+        return no_names(text)
+
+    extract.is_local = is_local  # type: ignore[attr-defined]
+    histories = MongoDBChatMessageHistory.factory(standalone.uri, database)
+    entities = EntityMemory.factory(histories, extract, names=["Bob"])
+    recall = VectorMemory.factory(histories, OnAServer(size=8, is_local=is_local))
+    chain = create_runnable_with_message_history(FakeChatModel(), histories, memories=[entities, recall])
+    run(chain, ["Bob sings."], CONFIG)
+    sent = profile.count(lambda: run(chain, [f"Bob sings song {n}." for n in range(10)], CONFIG))
+    assert sent == {"find": 30, "insert": 10} | ({} if is_local else {"update": 20})
+    assert len(entities("s1", "u1").entities()[0].facts) == 11
+    assert len(recall("s1", "u1").search("song", k=20)) == 11
 
 
 def test_a_decision(standalone: Any, database: str, profile: Profile) -> None:
