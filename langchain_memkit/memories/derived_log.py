@@ -239,7 +239,7 @@ class DerivedLog(ABC, Generic[H]):
         """
         held = await self.held_of(user_id)
         for place, read in (await self._read(held, [turn])).items():
-            data = await self.held(partial(self.encode, held, read), long=len(held.rows) > ROWS)
+            data = await self.held(partial(self.encode, held, read), long=True)
             await self.keep(user_id, self.name, [(place, op, data)])
 
     async def decide(self, user_id: str, data: bytes) -> None:

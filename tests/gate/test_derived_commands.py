@@ -13,7 +13,6 @@ from gatekit.systems import Place
 from gatekit.wire import CutError
 
 from langchain_memkit import purge_user
-from langchain_memkit.errors import MemoryWriteError
 
 OF_A_TURN, OF_A_PURGE = 16, 36  # commands that are sent at most, which the tests prove
 RUNS = [
@@ -127,7 +126,7 @@ def test_each_command_of_a_purge(how: str, place: Place, wires: Any, system: Any
 @pytest.mark.parametrize("when", ["told first", "told last"])
 @pytest.mark.parametrize("place", ["standalone"], indirect=True)
 def test_the_server_goes_while_memories_are_told(when: str, place: Place, wire: Any, system: Any) -> None:
-    """The turn is stored, so the error says so and carries the answer; repeated, it is derived."""
+    """The turn is stored and answered; what the memories could not store of it is derived by the next look."""
 
     def cut(name: str) -> None:
         raise CutError
@@ -137,11 +136,8 @@ def test_the_server_goes_while_memories_are_told(when: str, place: Place, wire: 
 
     broken = App(system, wire.place, timeout=0.5, save_timeout=0.5)
     broken.at[when] = go
-    with pytest.raises(MemoryWriteError) as raised:
-        broken.turn("u1-", 0)
+    assert broken.turn("u1-", 0) == f"re: {question(0)}"
     wire.on_command = lambda name: None
-    assert raised.value.maybe_stored
-    assert raised.value.output.text == f"re: {question(0)}"
     app, calm = App(system, place), Undisturbed(system, place)
     assert after_fault(app, calm, "u1-", 0, index=False) == []
 

@@ -17,6 +17,7 @@ from langgraph.store.memory import InMemoryStore
 
 import langchain_memkit
 from langchain_memkit import (
+    EntityMemory,
     LangGraphKeyValueStore,
     MongoDBChatMessageHistory,
     PreferenceMemory,
@@ -41,6 +42,11 @@ HOSTILE: dict[str, tuple[Any, type[Exception]]] = {
 }
 EMBEDDING = DeterministicFakeEmbedding(size=8)
 IDS = ("session_id", "user_id", "turn_id", "thread_id")
+
+
+def no_names(text: str) -> list[str]:
+    """Finds none."""
+    return []
 
 
 def touch(system: Any, place: Place, way: str, value: Any) -> None:
@@ -133,9 +139,10 @@ def invoke_with(path: str, parameter: str, value: Any, place: Place) -> Any:
     known = inspect.signature(cls).parameters
     given: dict[str, Any] = {"session_id": "s1"} if "session_id" in known else {}
     given |= {"embedding": EMBEDDING} if "embedding" in known else {}
+    given |= {"extractor": no_names} if "extractor" in known else {}
     if cls is LangGraphKeyValueStore:
         where = InMemoryStore()
-    if cls in (VectorMemory, PreferenceMemory):
+    if cls in (EntityMemory, PreferenceMemory, VectorMemory):
         where, given = SQLiteChatMessageHistory.factory(":memory:"), {**given, "user_id": "u1"}
     if method == "__init__":
         return cls(where, **given | {parameter: value})

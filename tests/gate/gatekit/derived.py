@@ -139,9 +139,10 @@ class App:
         said = prompt if isinstance(prompt, str) else " ".join(m.text for m in as_list(prompt))
         return "Talk of " + " ".join(dict.fromkeys(TELLING.findall(said)))
 
-    def turn(self, user: str, n: int, canary: str = "") -> None:
-        """One turn, with an id of its own."""
-        self.chain.invoke(question(n, canary), config(SESSION, user, f"turn{n}"))
+    def turn(self, user: str, n: int, canary: str = "") -> str:
+        """One turn, with an id of its own; the answer."""
+        answer: str = self.chain.invoke(question(n, canary), config(SESSION, user, f"turn{n}")).text
+        return answer
 
     def add_book(self, user: str, n: int, canary: str = "") -> None:
         """An entry by title."""

@@ -207,8 +207,16 @@ def spoiled(value: Any, n: int, bombs: list[Any]) -> Any:
     return {**value, "bombs": bombs} | ({chosen: bombs[n % len(bombs)]} if chosen else {})
 
 
+OF_VECTORS = b"\x01"  # the first byte of the index of a vector memory; those of others are compressed whole
+
+
 def spoiled_index(made: bytes, n: int, bombs: list[Any]) -> bytes:
     """An index of a turn with a bomb in the place of the n-th value of each of its records, or of its head."""
+    if made[:1] != OF_VECTORS:
+        version, messages = json.loads(zlib.decompress(made))
+        for message in messages:
+            message[n % len(message)] = bombs[n // len(message) % len(bombs)]
+        return zlib.compress(json.dumps([version, bombs[n % len(bombs)] if n % 5 == 4 else messages]).encode())
     end = 5 + int.from_bytes(made[1:5], "big")
     version, sketch, records = json.loads(zlib.decompress(made[5:end]))
     for record in records:
