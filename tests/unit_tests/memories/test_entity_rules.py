@@ -36,16 +36,26 @@ def entities(memory: EntityMemory) -> dict[str, list[str]]:
     return {entity.name: [fact.text for fact in entity.facts] for entity in memory.entities()}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in entity_cases().items()])
-def test_with_an_extractor_that_makes_no_mistakes(case: dict[str, Any]) -> None:
-    """All cases hold, where the extractor finds each name with its type, and none at the beginning of a sentence."""
-    assert problems(case, finder(case["names"])) == []
+# case -> what is not known
+MISSED = {
+    "sentence_start-9": "that Grace, an ordinary word at the beginning of a sentence, is Grace Adeyemi",
+    "things-10": 'that "St. Mary\'s Primary" is no end of a sentence',
+    "apart-6": "that New York has nothing to do with York",
+    "apart-10": "that Morgan Stanley has nothing to do with little Stanley",
+}
 
 
-def test_forty_cases_of_every_kind() -> None:
-    """The file holds four cases of each of ten kinds."""
+@pytest.mark.parametrize("name", list(entity_cases()))
+def test_with_an_extractor_that_makes_no_mistakes(name: str) -> None:
+    """All cases but those that are listed hold, where the extractor finds each name of the case with its type."""
+    case = entity_cases()[name]
+    assert bool(problems(case, finder(case["names"]))) == (name in MISSED)
+
+
+def test_a_hundred_cases_of_every_kind() -> None:
+    """The file holds ten cases of each of ten kinds."""
     kinds = [name.partition("-")[0] for name in entity_cases()]
-    assert (len(kinds), {kinds.count(kind) for kind in kinds}) == (40, {4})
+    assert (len(kinds), {kinds.count(kind) for kind in kinds}) == (100, {10})
 
 
 # -- parts of names
