@@ -48,14 +48,18 @@ Links: TypeAlias = dict[str, dict[str, Relation]]
 
 @lru_cache(maxsize=8192)
 def display_form(text: str) -> str:
-    """Return a name as it is displayed: on one line, without 's, quotes around it, or a "Hey" or "the" before it.
+    """Return a name as it is displayed: on one line, without 's or quotes after it, or a "Hey" or "the" before it.
 
     Example:
         >>> display_form(' "LangChain" '), display_form("Dr.  Smith,"), display_form("Hey Melanie!")
         ('LangChain', 'Dr. Smith', 'Melanie')
+        >>> display_form("Harrison's"), display_form("Joe's Diner")
+        ('Harrison', "Joe's Diner")
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MOST]).split())
-    bare = POSSESSIVE.sub("", line)
+    # within a name it stays: "Joe's Diner"
+    ends = (found.start() for found in POSSESSIVE.finditer(line) if not any(map(str.isalnum, line[found.end() :])))
+    bare = line[: next(ends, len(line))]
     first = next((i for i, c in enumerate(bare) if c.isalnum()), len(bare))
     last = next((i for i in range(len(bare), first, -1) if _ends(bare[i - 1])), first)
     words = bare[first:last][:MOST].split()

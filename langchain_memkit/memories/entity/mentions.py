@@ -117,7 +117,7 @@ def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *,
     if new:
         forms = (pair for spot in new for pair in forms_of(spot.surface, spot.key, spot.label))
         seen += KeyFinder(dict(forms)).find(text)
-    if not seen:
+    if not (new or seen):
         return []
     # Where sentences begin: a capital letter there tells nothing about whether a word is a name.
     firsts = {next((i for i in range(*span) if text[i].isalnum()), span[0]) for span in sentence_spans(text)}
