@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history, purge_user, session
@@ -225,9 +224,12 @@ def test_a_turn_that_began_before_a_clear(histories: Any, caplog: pytest.LogCapt
     assert known(late) == {"Nemo": ["Nemo eats."]}
 
 
+@pytest.mark.needs_retired_classes
 @pytest.mark.filterwarnings("ignore:The class `InMemoryChatMessageHistory`")
 def test_histories_of_another_package(histories: Any) -> None:
     """The memory keeps the turns that it is told of in its own histories, each once."""
+    from langchain_core.chat_history import InMemoryChatMessageHistory
+
     others: dict[str, Any] = {}
     entities = EntityMemory.factory(histories, Extractor())
     chat = create_runnable_with_message_history(
