@@ -34,6 +34,8 @@ Said = tuple[Place, Sequence[BaseMessage]]
 """Where a turn is stored, and its messages."""
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """Date of what has none."""
+HELD_BYTES = 2000  # of a user in process
+ROW_BYTES = 1500  # of a row, without what is derived from it
 ROWS = 50  # that are taken in without a thread
 TURNS = 64  # that are read at once for what they lack
 AGAIN = 5  # looks, where turns go while it is looked at them
@@ -77,9 +79,9 @@ class HeldTurns(ABC):
     decided: list[str] = field(default_factory=list)  # the ops of the decisions that are taken in
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
-        """Return the memory that it takes, about."""
+        """Return the memory that it takes, about; a subclass adds what it has derived."""
+        return HELD_BYTES + ROW_BYTES * len(self.rows)
 
     @abstractmethod
     def put(self, row: ChangedRow) -> bool:

@@ -286,6 +286,17 @@ class MemoryOverHistories(Memory):
         made = await self._log.derive(self._user, messages)
         return {} if made is None else {self._log.name: made}
 
+    async def _derived_if_possible(self, messages: Sequence[BaseMessage]) -> dict[str, bytes]:
+        """Derive what is stored with a turn; after a failure it is made later, since no turn is lost over it."""
+        try:
+            return await self._derived(messages)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the functions of apps raise anything
+            name = type(self).__name__
+            logger.warning("%s did not index a turn, and does it later: %s", name, base.describe_error(error))
+            return {}
+
     def _recalls(self, history: Any) -> bool:
         """Return whether a history keeps its turns where this memory looks for them."""
         store = getattr(history, "turn_store", None)
@@ -339,7 +350,7 @@ class MemoryOverHistories(Memory):
         epoch, since = self._began or (view.epoch, view.read_at)
         turn_id = getattr(messages, "turn_id", None)
         options: Any = {"turn_id": turn_id, "epoch": epoch, "since": since}
-        options["index"] = await self._derived(unsaved)
+        options["index"] = await self._derived_if_possible(unsaved)
         try:
             await Step(
                 lambda: history.append_turn(unsaved, **options), lambda: history.aappend_turn(unsaved, **options)

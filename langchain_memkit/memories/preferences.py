@@ -120,7 +120,7 @@ class UserPreferences(HeldTurns):
     @property
     def nbytes(self) -> int:
         """Return the memory that it takes, about."""
-        return LINE_BYTES * (len(self.added) + sum(map(len, self.lines.values())))
+        return super().nbytes + LINE_BYTES * (len(self.added) + sum(map(len, self.lines.values())))
 
     def put(self, row: ChangedRow) -> bool:
         """Hold the lines of a row."""

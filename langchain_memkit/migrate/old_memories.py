@@ -36,6 +36,8 @@ class MovedMemories:
         decisions: Decisions about names, and preferences that the app had added.
         turns: Messages of which sentences were kept, and no transcript was there; each became a turn.
         known: Users whose transcripts are in the histories: what was derived from them is derived anew.
+        left: Messages of sessions that are not in the histories, although others of the user are: they were cleared
+            there, or never stored. Their records stay where they are.
         skipped: How many records could not be read; they stay where they are.
     """
 
@@ -43,6 +45,7 @@ class MovedMemories:
     decisions: int = 0
     turns: int = 0
     known: int = 0
+    left: int = 0
     skipped: int = 0
 
 
@@ -56,6 +59,7 @@ class OldSentence(NamedTuple):
     name: str
     start: int
     text: str
+    key: str = ""  # of the record
 
 
 @dataclass
@@ -77,7 +81,8 @@ def move_memories(
     histories. Sentences were derived from transcripts: if the user's are in these histories, the memories derive them
     anew. If none of them is, each message of which sentences were kept becomes a turn with its date and id, so that
     nothing is lost that only the memory knew. Then the user's records are deleted, so that what is erased later cannot
-    come back with another run. Stop all processes of 0.1 and 0.2 before.
+    come back with another run. Where there are transcripts of some sessions, the sentences of others stay in the store:
+    they may have been cleared. Stop all processes of 0.1 and 0.2 before.
 
     Args:
         store: The key-value store that the memories had.
@@ -97,7 +102,7 @@ def move_memories(
         >>> from langchain_memkit import SQLiteChatMessageHistory, SQLiteKeyValueStore
         >>> with SQLiteKeyValueStore(":memory:") as store:
         ...     move_memories(store, SQLiteChatMessageHistory.factory(":memory:"))
-        MovedMemories(users=0, decisions=0, turns=0, known=0, skipped=0)
+        MovedMemories(users=0, decisions=0, turns=0, known=0, left=0, skipped=0)
     """
     given: object = histories
     if not isinstance(given, HistoryFactory) or not given.turn_store.keeps_index:
@@ -105,22 +110,29 @@ def move_memories(
     report, turns = MovedMemories(), histories.turn_store
     for user, keys in _keys_of_users(store, user_id).items():
         found = _read(store, user, keys)
-        messages = [[*group] for _, group in groupby(sorted(found.sentences), key=lambda one: one[:3])]
-        has_transcripts = _has_any(histories, user, found.sentences)
+        known = _known_sessions(histories, user, found.sentences)
+        unknown = [one for one in found.sentences if one.session_id not in known]
+        messages = [[*group] for _, group in groupby(sorted(unknown), key=lambda one: one[:3])]
         report.users += 1
         report.skipped += found.unreadable
         report.decisions += len(found.decisions)
-        report.known += has_transcripts
-        report.turns += 0 if has_transcripts else len(messages)
+        report.known += bool(known)
+        if known:
+            report.left += len(messages)
+        else:
+            report.turns += len(messages)
         if dry_run:
             continue
-        if not has_transcripts:
+        if not known:
             moved = migrate(_source_of(user, messages), histories, progress=False)
             if moved.skipped:
                 raise HistoryWriteError(f"not all of a user's sentences could be moved: {moved.skipped[0]}")
         for at, name, data in sorted(found.decisions):
             turns.run(turns.decide(user, name, data, at=at))
-        store.mdelete(found.keys)
+        left = {one.key for one in unknown} if known else set()
+        store.mdelete([key for key in found.keys if key not in left])
+    if report.left:
+        logger.warning("%d messages of sessions without a transcript stay in the store of old memories", report.left)
     if report.skipped:
         logger.warning("%d records of old memories cannot be read, and stay where they are", report.skipped)
     return report
@@ -154,14 +166,14 @@ def _read(store: DictStore, user_id: str, keys: Sequence[str]) -> OldUser:
             if kind == "entities/fact" and tuple(places[key][2:4]) not in generations:
                 kind = "dead"
             try:
-                _take(found, kind, value or {}, places[key])
+                _take(found, kind, value or {}, places[key], key)
                 found.keys.append(key)
             except (AttributeError, KeyError, TypeError, ValueError):
                 found.unreadable += 1
     return found
 
 
-def _take(found: OldUser, kind: str, value: Mapping[str, Any], place: Sequence[str]) -> None:
+def _take(found: OldUser, kind: str, value: Mapping[str, Any], place: Sequence[str], key: str) -> None:
     """Take in a record; raise what Python raises if it cannot be read."""
     if kind == "entities/rule":
         # What finds names in texts is an extra, which those who move something else need not have.
@@ -173,11 +185,11 @@ def _take(found: OldUser, kind: str, value: Mapping[str, Any], place: Sequence[s
         found.decisions.append((at, ENTITIES, encode_rule(rule)))
     elif kind == "entities/fact":
         texts = (value["role"], value["speaker"], int(value["start"]), value["text"])
-        found.sentences.append(OldSentence(value["session"], _date(value["at"]), value["message"], *texts))
+        found.sentences.append(OldSentence(value["session"], _date(value["at"]), value["message"], *texts, key))
     elif kind == "preferences/line":
         text, session_id, at, message = value["text"], value["session_id"], _date(value["at"]), value["message_id"]
         if message:
-            found.sentences.append(OldSentence(session_id, at, message, "human", "", 0, text))
+            found.sentences.append(OldSentence(session_id, at, message, "human", "", 0, text, key))
         else:
             found.decisions.append((at, LINES, pack(["add", text, session_id])))
 
@@ -187,12 +199,19 @@ def _date(text: str) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _has_any(histories: HistoryFactory[Any], user_id: str, sentences: Iterable[OldSentence]) -> bool:
-    """Return whether the histories hold any of the messages."""
+def _known_sessions(histories: HistoryFactory[Any], user_id: str, sentences: Iterable[OldSentence]) -> set[str]:
+    """Return the sessions of which the histories hold some of the messages, but not by an earlier run of this move."""
     sessions: dict[str, set[str]] = {}
     for one in sentences:
         sessions.setdefault(one.session_id, set()).add(one.message_id)
-    return any(histories(name, user_id).stored_ids([*ids]) for name, ids in sessions.items())
+    found: set[str] = set()
+    for session_id, ids in sessions.items():
+        history = histories(session_id, user_id)
+        if stored := history.stored_ids([*ids]):
+            moved = {m.id for turn in history.iter_turns() if turn.op.startswith(OP) for m in turn.messages}
+            if stored - moved:
+                found.add(session_id)
+    return found
 
 
 def _source_of(user_id: str, messages: Sequence[Sequence[OldSentence]]) -> ConversationSource:

@@ -41,7 +41,7 @@ class UserEntities(HeldTurns):
     @property
     def nbytes(self) -> int:
         """Return the memory that they take, about."""
-        return FACT_BYTES * len(self.book.facts)
+        return super().nbytes + FACT_BYTES * len(self.book.facts)
 
     def put(self, row: ChangedRow) -> bool:
         """Hold the facts of a row, and what a model said of entities after it."""

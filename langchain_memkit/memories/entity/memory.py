@@ -421,7 +421,8 @@ class EntityMemory(MemoryOverHistories):
         def collect() -> tuple[Place | None, list[tuple[str, str, list[FactRow]]]]:
             book = held.book
             place = max((place for place in held.keys if place[0] == self._session), default=None)
-            facts = [book.facts[key] for key in held.keys.get(place, ())] if place else []
+            keys = held.keys.get(place, ()) if place else ()
+            facts = [book.facts[key] for key in keys if key in book.facts]  # not those that were forgotten since
             roots = dict.fromkeys(map(book.groups.owner, facts))
             found = [(root, display_name(book, root)[0], [*book.rows([root], FACTS).values()]) for root in roots]
             return (place if facts else None), found[:ENTITIES]

@@ -105,6 +105,42 @@ def test_records_that_cannot_be_read(path: Path) -> None:
     assert keys(path) == [damaged]
 
 
+def test_a_move_that_broke_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run has moved is no transcript: the next one moves the rest, and stores nothing twice."""
+    with SQLiteChatMessageHistory.factory(path) as histories, SQLiteKeyValueStore(path) as store:
+        (facts, *_) = [key for key in keys(path) if "/fact/" in key and key.startswith("dory/")]
+        (row,) = store.mget([facts])
+        assert row is not None
+        another = f"dory/entities/fact/zz/{facts.split('/')[4]}/zz"
+        generation = f"dory/entities/session/zz/{facts.split('/')[4]}"
+        store.mset([(generation, {}), (another, {**row, "session": "zz", "message": "m-zz", "text": "Zoe has a cat."})])
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "mdelete", lambda keys: (_ for _ in ()).throw(OSError("the disk is full")))
+            with pytest.raises(OSError, match="full"):
+                move_memories(store, histories, user_id="dory")
+        histories("zz", "dory").clear()  # as if this session had not been reached
+        again = move_memories(store, histories, user_id="dory")
+        assert (again.known, again.left) == (0, 0)
+        assert again.turns > 1
+        known = entities(histories, "dory")["Zoe Smith"]
+        assert sorted(known) == sorted(["Zoe plays the cello.", "She is from Oslo.", "Zoe has a cat."])
+        assert not [key for key in keys(path) if key.startswith("dory/")]
+
+
+def test_a_transcript_of_one_session(path: Path) -> None:
+    """Sentences of sessions that are not in the histories, while others are, stay in the store, and are counted."""
+    with SQLiteChatMessageHistory.factory(path) as histories, SQLiteKeyValueStore(path) as store:
+        (fact, *_) = [key for key in keys(path) if "/fact/" in key and key.startswith("nemo/")]
+        (row,) = store.mget([fact])
+        assert row is not None
+        another = f"nemo/entities/fact/zz/{fact.split('/')[4]}/zz"
+        generation = f"nemo/entities/session/zz/{fact.split('/')[4]}"
+        store.mset([(generation, {}), (another, {**row, "session": "zz", "message": "m-zz", "text": "Bob has a cat."})])
+        moved = move_memories(store, histories, user_id="nemo")
+        assert (moved.known, moved.left, moved.turns) == (1, 1, 0)
+    assert [key for key in keys(path) if key.startswith("nemo/") and "/fact/" in key] == [another]
+
+
 def test_histories_without_an_index(path: Path) -> None:
     """What is no factory of histories that keep an index is refused, with the records untouched."""
     before = keys(path)

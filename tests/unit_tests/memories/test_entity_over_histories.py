@@ -120,6 +120,46 @@ def test_many_old_turns(histories: Any) -> None:
     assert [fact.text for fact in memory.about("Nemo")][:2] == ["Nemo counted 0", "Nemo counted 1"]
 
 
+def test_a_quick_extractor_that_fails(histories: Any, call: Callable[..., Any], caplog: Any) -> None:
+    """A turn that is stored in the memory's own history is stored without its facts, which the next look reads."""
+    extract = Extractor(is_local=True)
+    extract.fails = True
+    memory = EntityMemory(histories, extract, "s1", user_id="u1")
+    call(memory, "save", [HumanMessage("Nemo swims.")])
+    assert len(histories("s1", "u1").messages) == 1
+    assert "EntityMemory did not index a turn" in caplog.text
+    assert "Nemo" not in caplog.text
+    extract.fails = False
+    assert known(memory) == {"Nemo": ["Nemo swims."]}
+
+
+def test_a_turn_is_told_again_after_its_names_were_forgotten(histories: Any) -> None:
+    """There is nothing to describe any more."""
+    described: list[Any] = []
+
+    def describe(prompt: Any) -> str:
+        described.append(prompt)
+        return "1. A fish."
+
+    memory = EntityMemory(histories, Extractor(), "s1", user_id="u1", describe=describe)
+    turn = [HumanMessage("Nemo swims.", id="q1")]
+    memory.save(turn)
+    assert len(described) == 1
+    memory.forget("Nemo")
+    memory.save(turn)
+    assert len(described) == 1
+    assert known(memory) == {}
+
+
+def test_users_without_any_names_leave_the_process(histories: Any) -> None:
+    """Their turns take memory, too: with little room only the last of many users is held."""
+    entities = EntityMemory.factory(histories, Extractor(), cache_bytes=10_000)
+    for i in range(30):
+        entities("s1", f"u{i}").save([HumanMessage("nobody was named")])
+        entities("s1", f"u{i}").load("Who?")
+    assert len(list(entities._core.log._users.values())) < 10
+
+
 def test_names_that_are_given_later(histories: Any, call: Callable[..., Any]) -> None:
     """`index(anew=True)` reads turns again that are indexed already, and stores what it found there."""
     EntityMemory(histories, Extractor(), "s1", user_id="u1").save([HumanMessage("Nemo met Marlin.")])
