@@ -214,6 +214,11 @@ class DerivedLog(ABC, Generic[H]):
         """Return what is held of a user, without a look."""
         return self.held(lambda: self._users.get_or_put(user_id, self.new_user()))
 
+    async def known_of(self, user_id: str) -> H:
+        """Return what is held of a user, after a first look: what is read of a turn may rest on those before it."""
+        held = await self.held_of(user_id)
+        return held if held.log.looked_at else await self.look(user_id, most=0)
+
     async def look(self, user_id: str, *, most: int | None = None) -> H:
         """Look at what changed in a user's turns, and derive what they lack.
 
@@ -239,7 +244,7 @@ class DerivedLog(ABC, Generic[H]):
 
         It is held by the next look, like what other processes store.
         """
-        held = await self.held_of(user_id)
+        held = await self.known_of(user_id)
         for place, read in (await self._read(held, [turn])).items():
             data = await self.held(partial(self.encode, held, read), long=True)
             await self.keep(user_id, self.name, [(place, op, data)])

@@ -127,7 +127,7 @@ class EntityLog(DerivedLog[UserEntities]):
             return None
         said = message_facts("", messages, UNDATED)
         found = await self.extract([source.text for source in said])
-        held = await self.held_of(user_id)
+        held = await self.known_of(user_id)
         is_long = len(held.book.facts) > MANY or sum(len(source.text) for source in said) > SHORT
         return await self.held(lambda: _encode(held.book, said, found), long=is_long)
 

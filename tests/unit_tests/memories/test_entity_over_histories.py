@@ -133,6 +133,16 @@ def test_a_quick_extractor_that_fails(histories: Any, call: Callable[..., Any], 
     assert known(memory) == {"Nemo": ["Nemo swims."]}
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_process_that_was_asked_nothing_yet(histories: Any, call: Callable[..., Any], is_local: bool) -> None:
+    """It looks at the names that are known before it reads its first turn, which is read once."""
+    first = EntityMemory(histories, Extractor(is_local=is_local), "s1", user_id="u1")
+    first.save([HumanMessage("Priya Raman sings.")])
+    later = EntityMemory(histories, Extractor(is_local=is_local), "s2", user_id="u1")
+    call(later, "save", [HumanMessage("Yesterday I met Raman in town.")])
+    assert known(first) == {"Priya Raman": ["Priya Raman sings.", "Yesterday I met Raman in town."]}
+
+
 def test_a_turn_is_told_again_after_its_names_were_forgotten(histories: Any) -> None:
     """There is nothing to describe any more."""
     described: list[Any] = []
