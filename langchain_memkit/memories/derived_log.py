@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +77,7 @@ class HeldTurns(ABC):
     log: UserLog = field(default_factory=UserLog)
     rows: dict[Place, ChangedRow] = field(default_factory=dict)
     lacking: set[Place] = field(default_factory=set)  # rows from which nothing was derived
-    decided: list[str] = field(default_factory=list)  # the ops of the decisions that are taken in
+    decided: list[Any] = field(default_factory=list)  # what tells the decisions that are taken in from others
 
     @property
     def nbytes(self) -> int:
@@ -98,21 +99,17 @@ class HeldTurns(ABC):
     def take(self) -> None:
         """Take in what the log has found."""
         decisions = self.log.decisions()
-        ops = [row.op for row in decisions]
-        if ops != self.decided:
-            self.decided = ops
+        known = [(row.op, row.revision) for row in decisions]
+        if known != self.decided:
+            self.decided = known
             self.decide(decisions)
         found = self.log.news()
         come = {row.place for row in found.come}
         self.forget(place for place in found.gone if place not in come)
         for row in sorted(found.come, key=lambda row: row.created_at or UNDATED):
-            known = self.rows.get(row.place)
-            is_same = known is not None and (known.op, known.index, known.expires_at) == (
-                row.op,
-                row.index,
-                row.expires_at,
-            )
-            if not is_same or row.place in self.lacking:
+            held = self.rows.get(row.place)
+            is_held = held is not None and _content(held) == _content(row)
+            if not is_held or row.place in self.lacking:
                 self.hold(row)
 
     def hold(self, row: ChangedRow) -> None:
@@ -135,6 +132,11 @@ class HeldTurns(ABC):
         return sorted(rows, key=lambda row: row.created_at or UNDATED, reverse=True)[:most]
 
 
+def _content(row: ChangedRow) -> tuple[Any, ...]:
+    """Return what of a row is held in process."""
+    return row.op, row.index, row.expires_at
+
+
 class DerivedLog(ABC, Generic[H]):
     """What is derived from the turns of all users over histories; all memories of a factory share it.
 
@@ -144,6 +146,7 @@ class DerivedLog(ABC, Generic[H]):
         now: The clock.
         cache_bytes: How much memory all users may take. The last user stays, however large.
         lazy: How many turns are read at most in one look for what they lack.
+        pause: Seconds for which, after a failure, turns are not read for what they lack.
     """
 
     name: str
@@ -154,12 +157,21 @@ class DerivedLog(ABC, Generic[H]):
     """Whether a turn is stored with all that is derived from it: no server, and nothing slow, has to be asked."""
 
     def __init__(
-        self, histories: HistoryFactory[Any], *, read_only: bool, now: Now, cache_bytes: int, lazy: int = 1000
+        self,
+        histories: HistoryFactory[Any],
+        *,
+        read_only: bool,
+        now: Now,
+        cache_bytes: int,
+        lazy: int = 1000,
+        pause: float = 60.0,
     ) -> None:
         self.histories = histories
         self.read_only = read_only
         self.now = now
         self._lazy = lazy
+        self._pause = pause
+        self._failed_at = -pause
         self._users = LRUCache[str, H](cache_bytes, lambda held: held.nbytes)
         # Held for work on what is held, never while waiting for the store. A forked child finds the lock open and the
         # cache empty: the thread that held the lock, and might have half changed it, is not there.
@@ -219,20 +231,24 @@ class DerivedLog(ABC, Generic[H]):
         held = await self.held_of(user_id)
         return held if held.log.looked_at else await self.look(user_id, most=0)
 
-    async def look(self, user_id: str, *, most: int | None = None) -> H:
+    async def look(self, user_id: str, *, most: int | None = None, held: H | None = None) -> H:
         """Look at what changed in a user's turns, and derive what they lack.
 
         Args:
             user_id: The user.
-            most: How many turns are read at most for what they lack; None for `lazy`.
+            most: How many turns are read at most for what they lack, also after a failure; None for `lazy`, and none
+                for a while after a failure.
+            held: What is held of the user, as an earlier look returned it, however little memory there is.
 
         Returns:
             What is held of the user.
         """
-        held = await self.held_of(user_id)
+        held = held or await self.held_of(user_id)
         await self._catch_up(user_id, held)
+        if most is None:
+            most = 0 if self._is_paused else self._lazy
         for _ in range(AGAIN):
-            if not await self._complete(user_id, held, self._lazy if most is None else most):
+            if not await self._complete(user_id, held, most):
                 break
             # Turns went while this one looked: what came for them is taken in with that.
             await self._catch_up(user_id, held)
@@ -244,14 +260,24 @@ class DerivedLog(ABC, Generic[H]):
 
         It is held by the next look, like what other processes store.
         """
+        if self._is_paused:
+            return
         held = await self.known_of(user_id)
         for place, read in (await self._read(held, [turn])).items():
             data = await self.held(partial(self.encode, held, read), long=True)
             await self.keep(user_id, self.name, [(place, op, data)])
 
-    async def decide(self, user_id: str, data: bytes) -> None:
-        """Store a decision of a user."""
-        await self._step(lambda: self.store.decide(user_id, self.name, data))
+    async def decide(self, user_id: str, data: bytes, after: datetime | None = None) -> None:
+        """Store a decision of a user.
+
+        Clocks of writers differ: it is not dated before `after`, when the last was said that it is about.
+        """
+        at = after if after is not None and after > self.now() else None
+        await self._step(lambda: self.store.decide(user_id, self.name, data, at=at))
+
+    async def blank(self, user_id: str, decisions: Sequence[ChangedRow]) -> None:
+        """Erase what decisions hold that others have replaced: the rows stay, without a text."""
+        await self.keep(user_id, self.name, [(row.place, row.op, pack([])) for row in decisions])
 
     async def keep(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
         """Store what was derived from turns; a failure is logged."""
@@ -262,9 +288,8 @@ class DerivedLog(ABC, Generic[H]):
         except HistoryWriteError as error:
             logger.warning("what was derived from %d turns is not stored, but made again: %s", len(made), error)
 
-    async def renew(self, user_id: str) -> None:
+    async def renew(self, held: H) -> None:
         """Take all turns that are held of a user for turns from which nothing was derived."""
-        held = await self.held_of(user_id)
         await self.held(lambda: held.lacking.update(held.rows))
 
     def forget(self, user_id: str) -> None:
@@ -331,9 +356,15 @@ class DerivedLog(ABC, Generic[H]):
                     break
         if found:
             await self.held(lambda: held.lacking.difference_update(failed))
+        else:
+            self._failed_at = time.monotonic()
         name = type(self).__name__
         logger.warning("%s could not read turns, and tries again later: %s", name, problem)
         return found
+
+    @property
+    def _is_paused(self) -> bool:
+        return time.monotonic() - self._failed_at < self._pause
 
     def _hold(self, held: H, turns: Sequence[tuple[ChangedRow, Any]]) -> list[tuple[Place, str, bytes]]:
         """Hold what was read of turns; return what is to be stored."""

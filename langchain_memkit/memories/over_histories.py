@@ -62,13 +62,13 @@ class IndexedTurns(Protocol):
     async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes | None:
         """Make the index of a turn that is to be stored, as far as that is quick; None if it follows later."""
 
-    async def look(self, user_id: str, *, most: int | None = None) -> Any:
+    async def look(self, user_id: str, *, most: int | None = None, held: Any = None) -> Any:
         """Look at what changed, make what at most so many turns lack, and return what is `Held`."""
 
     async def derive_later(self, user_id: str, turn: Said, op: str) -> None:
         """Derive from a turn that was just stored what was not stored with it, and keep it in its row."""
 
-    async def renew(self, user_id: str) -> None:
+    async def renew(self, held: Any) -> None:
         """Take all turns that are held of a user for turns that lack their index."""
 
     def forget(self, user_id: str) -> None:
@@ -306,11 +306,12 @@ class MemoryOverHistories(Memory):
     async def _index_all(self, progress: bool, *, anew: bool) -> int:
         held = await self._log.look(self._user, most=0)
         if anew:
-            await self._log.renew(self._user)
+            await self._log.renew(held)
         count = left = len(held.lacking)
         with progress_bar(progress, "indexing", count) as advance:
             while left:
-                held = await self._log.look(self._user, most=BATCH)
+                # What is held stays the same, even if other users take its room in the cache meanwhile.
+                held = await self._log.look(self._user, most=BATCH, held=held)
                 done = left - len(held.lacking)
                 if done <= 0:
                     break

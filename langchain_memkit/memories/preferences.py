@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -75,6 +76,11 @@ def plain(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(".!")
 
 
+def digest(text: str) -> str:
+    """Return what tells a line from others without telling it."""
+    return hashlib.sha256(plain(text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 def read_lines(found: Any) -> list[str]:
     """Return the lines that an app's function found, each once, without those that are empty or too long.
 
@@ -114,8 +120,8 @@ class UserPreferences(HeldTurns):
     """The lines of one user: those of turns by their place, and those that the app added or removed."""
 
     lines: dict[Place, list[Preference]] = field(default_factory=dict)
-    added: list[Preference] = field(default_factory=list)
-    removed: dict[str, datetime] = field(default_factory=dict)  # lines as they are compared, and when
+    added: list[tuple[ChangedRow, Preference]] = field(default_factory=list)  # each with its decision
+    removed: dict[str, datetime] = field(default_factory=dict)  # hashes of lines, and when
 
     @property
     def nbytes(self) -> int:
@@ -156,19 +162,24 @@ class UserPreferences(HeldTurns):
             verb, text, session_id = decision
             at = row.created_at or UNDATED
             if verb == "add":
-                self.added.append(Preference(text, session_id, "", at))
-                self.removed.pop(plain(text), None)
-            elif verb == "remove":
-                self.added = [line for line in self.added if plain(line.text) != plain(text)]
-                self.removed[plain(text)] = at
+                self.added.append((row, Preference(text, session_id, "", at)))
+                self.removed.pop(digest(text), None)
+            elif verb == "remove":  # the hash of a line, since its text is not to be kept
+                self.added = [each for each in self.added if digest(each[1].text) != text]
+                self.removed[text] = at
 
     def all(self) -> list[Preference]:
         """Return all lines that were not removed since, in no order."""
         said = (line for lines in self.lines.values() for line in lines)
-        return [*self.added, *(line for line in said if not self._is_removed(line))]
+        added = (line for _, line in self.added)
+        return [*added, *(line for line in said if not self._is_removed(line))]
+
+    def decisions(self, text: str) -> list[ChangedRow]:
+        """Return the decisions that added a line."""
+        return [row for row, line in self.added if plain(line.text) == plain(text)]
 
     def _is_removed(self, line: Preference) -> bool:
-        until = self.removed.get(plain(line.text))
+        until = self.removed.get(digest(line.text)) if self.removed else None
         return until is not None and line.at <= until
 
 
@@ -188,9 +199,11 @@ class PreferenceLog(DerivedLog[UserPreferences]):
         """Return what is held of a user of whom nothing was read yet."""
         return UserPreferences()
 
-    async def look(self, user_id: str, *, most: int | None = None) -> UserPreferences:
+    async def look(
+        self, user_id: str, *, most: int | None = None, held: UserPreferences | None = None
+    ) -> UserPreferences:
         """Look at what changed; without a function that finds lines, there is nothing to read of turns."""
-        return await super().look(user_id, most=0 if self.find is None else most)
+        return await super().look(user_id, most=0 if self.find is None else most, held=held)
 
     async def derive(self, user_id: str, messages: Sequence[BaseMessage]) -> bytes | None:
         """Find the lines of a turn that is to be stored; None if that is slow, or there is no function for it."""
@@ -458,19 +471,27 @@ class PreferenceMemory(MemoryOverHistories):
     async def _add(self, text: str) -> None:
         check_writable(self)
         line = base.check_text(text, "text", MAX_LINE)
-        held = await self._core.log.look(self._user)
-        newest = current(await self._core.log.held(held.all))[-1:]
-        if [each.text for each in newest] != [line]:  # an app may add the same line at each start
-            await self._core.log.decide(self._user, pack(["add", line, self._session]))
+        log = self._core.log
+        held = await log.look(self._user)
+        newest = current(await log.held(held.all))[-1:]
+        if [each.text for each in newest] == [line]:  # an app may add the same line at each start
+            return
+        before = await log.held(lambda: held.decisions(line))
+        await log.decide(self._user, pack(["add", line, self._session]))
+        await log.blank(self._user, before)
 
     async def _remove(self, text: str) -> int:
         check_writable(self)
-        held = await self._core.log.look(self._user)
-        lines = await self._core.log.held(held.all)
-        count = sum(plain(line.text) == plain(text) for line in lines)
-        if count:
-            await self._core.log.decide(self._user, pack(["remove", text, self._session]))
-        return count
+        log = self._core.log
+        held = await log.look(self._user)
+        found = [line for line in await log.held(held.all) if plain(line.text) == plain(text)]
+        if not found:
+            return 0
+        before = await log.held(lambda: held.decisions(text))
+        last = max(line.at for line in found)
+        await log.decide(self._user, pack(["remove", digest(text), self._session]), last)
+        await log.blank(self._user, before)
+        return len(found)
 
 
 class PreferenceMemoryFactory(FactoryOverHistories["PreferenceMemory"]):

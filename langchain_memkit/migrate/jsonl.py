@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -21,8 +22,16 @@ from langchain_memkit.base import TokenCounter, Turn, check_id, check_path, chec
 from langchain_memkit.errors import ConfigurationError, HistoryReadError, HistoryWriteError, MessageDecodeError
 from langchain_memkit.messages.codec import FORMAT_VERSION, encode_messages
 from langchain_memkit.messages.tokens import counter_name
-from langchain_memkit.migrate.sources import AnyFactory, checked, history_source, in_thread, unreadable, utc_date
-from langchain_memkit.migrate.transfer import Advance, MigrationReport, copy_turns, reported
+from langchain_memkit.migrate.sources import (
+    AnyFactory,
+    Decision,
+    checked,
+    history_source,
+    in_thread,
+    unreadable,
+    utc_date,
+)
+from langchain_memkit.migrate.transfer import Advance, MigrationReport, copy_decisions, copy_turns, reported
 from langchain_memkit.stores.history_rows import SessionScope, read_turn
 
 PathOrFile: TypeAlias = "str | os.PathLike[str] | TextIO"
@@ -45,8 +54,9 @@ def export_history(
     """Write every conversation as JSON lines, one turn per line, without losing anything that is stored of a turn.
 
     Users, sessions, turn ids, times, message ids, token counts and hidden (soft-deleted) turns come back with
-    `import_history`. The file appears under its name only when it is complete, and only its owner can read it. It is
-    packed if its name ends in `.gz`. An export that is killed may leave a file NAME.*.part beside it.
+    `import_history`, and so does what was decided for entity and preference memory. The file appears under its name only
+    when it is complete, and only its owner can read it. It is packed if its name ends in `.gz`. An export that is
+    killed may leave a file NAME.*.part beside it.
 
     Args:
         factory: The histories: any layout of MongoDB, or SQLite.
@@ -87,6 +97,9 @@ def export_history(
                     continue
                 report.turns += 1
                 report.messages += len(turn.messages)
+        for decision in source.decisions():
+            file.write(_decision_line(decision))
+            report.decisions += 1
         file.write(_line({"memkit": "end", "turns": report.turns}))
     return report
 
@@ -151,8 +164,12 @@ def import_history(
         lines = _lines(_texts(file, max_line_bytes, max_bytes, report, advance), max_line_bytes, report)
         wanted = (line for line in lines if user_id is None or line[1].user_id == user_id)
         seen: set[SessionScope] = set()
+        decisions: list[Decision] = []
         # An export writes session after session, so each session is imported in one pass.
         for scope, found in groupby(wanted, key=lambda line: line[1]):
+            if not scope.session_id:
+                decisions += [_decision_of(scope.user_id, data) for _, _, data in found]
+                continue
             seen.add(scope)
             try:
                 history = factory(scope.session_id, scope.user_id or None)
@@ -161,6 +178,7 @@ def import_history(
                 continue
             turns = (turn_of_line(data, f"line {number}", history.token_counter) for number, _, data in found)
             copy_turns(reported(turns, report, "", lambda n: None), history, report, counted=True)
+        copy_decisions(decisions, factory, report)
         report.sessions = len(seen)
     return report
 
@@ -242,6 +260,29 @@ def turn_line(owner: str, session_id: object, turn: Turn, counter: TokenCounter 
     return _line({**data, "v": FORMAT_VERSION})
 
 
+def _decision_line(one: Decision) -> str:
+    """Write a decision."""
+    data: Data = {"user_id": one.user_id, "decision": one.name, "op": one.op}
+    if one.created_at is not None:
+        data["created_at"] = one.created_at.isoformat()
+    return _line({**data, "data": base64.b64encode(one.data).decode(), "v": FORMAT_VERSION})
+
+
+def _decision_of(user_id: str, data: Data) -> Decision:
+    """Read the line of a decision that `_check_decision` has accepted."""
+    at = utc_date(data.get("created_at"), aware=True)
+    return Decision(user_id, str(data["decision"]), str(data["op"]), at, base64.b64decode(str(data["data"])))
+
+
+def _check_decision(data: Data) -> None:
+    """Raise `ValueError` if the line of a decision is damaged."""
+    name = check_id(data["decision"], "decision")
+    check_id(data.get("op"), "op")
+    if not name.isidentifier() or not isinstance(data.get("data"), str):
+        raise MessageDecodeError("no decision")
+    base64.b64decode(str(data["data"]), validate=True)
+
+
 def turn_of_line(data: Data, where: str, counter: TokenCounter) -> Turn:
     """Decode a line into a turn; damage is reported in its `problems`."""
     try:
@@ -290,8 +331,11 @@ def _parsed(text: str | None, max_line_bytes: int | None) -> Data:
 
 
 def _scope_of(data: Data) -> SessionScope:
-    """Return the user and session that a line belongs to."""
+    """Return the user and session that a line belongs to; a decision belongs to the user alone."""
     owner = data.get("user_id")
+    if "decision" in data:
+        _check_decision(data)
+        return SessionScope(check_id(owner, "user_id"), "")
     user_id = "" if owner is None else check_id(owner, "user_id")
     return SessionScope(user_id, check_id(data.get("session_id"), "session_id"))
 

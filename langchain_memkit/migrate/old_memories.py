@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -128,7 +129,8 @@ def move_memories(
             if moved.skipped:
                 raise HistoryWriteError(f"not all of a user's sentences could be moved: {moved.skipped[0]}")
         for at, name, data in sorted(found.decisions):
-            turns.run(turns.decide(user, name, data, at=at))
+            op = f"{OP}{hashlib.sha256(name.encode() + data + str(at).encode()).hexdigest()[:32]}"
+            turns.run(turns.decide(user, name, data, at=at, op=op))
         left = {one.key for one in unknown} if known else set()
         store.mdelete([key for key in found.keys if key not in left])
     if report.left:

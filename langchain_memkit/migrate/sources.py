@@ -9,16 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 
 from langchain_memkit._histories import is_native, read_messages
 from langchain_memkit._sync import run_step
-from langchain_memkit.base import TokenCounter, Turn, describe_type
+from langchain_memkit.base import TokenCounter, Turn, describe_type, utc_now
 from langchain_memkit.errors import ConfigurationError
 from langchain_memkit.messages.trimming import MAX_BATCH_MESSAGES, turn_starts
-from langchain_memkit.stores.history import HistoryFactory, TurnHistory
+from langchain_memkit.stores.changes import UserLog
+from langchain_memkit.stores.history import HistoryFactory, TurnHistory, TurnStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +27,9 @@ AnyFactory: TypeAlias = HistoryFactory[Any]
 """A factory of any of memkit's histories."""
 ROW = "row:"
 """Prefix of the turn id of a single message from another package's store; neighbouring ones form one turn."""
+DECIDED = ("entities", "preferences")
+"""The indexes that hold decisions."""
+PAGE = 1000  # rows that are read at once
 
 
 def whole_turns(turns: Iterable[Turn]) -> Iterator[Turn]:
@@ -86,6 +90,24 @@ class Conversation:
     by_id: bool = False
 
 
+class Decision(NamedTuple):
+    """What an app or a user decided, as memories keep it beside the turns: two names are one, a line is removed.
+
+    Attributes:
+        user_id: The user.
+        name: The index that it belongs to.
+        op: Its name, under which it is stored once.
+        created_at: When it was made.
+        data: What was decided.
+    """
+
+    user_id: str
+    name: str
+    op: str
+    created_at: datetime | None
+    data: bytes
+
+
 @dataclass(frozen=True)
 class ConversationSource:
     """Conversations that `migrate` can read.
@@ -95,12 +117,14 @@ class ConversationSource:
         size: Returns the number of rows, for the progress bar; None if it is unknown.
         copies: The prefix of the keys of turns that may have been made of the target's own. Then nothing is moved.
         drop: Deletes a conversation that has arrived as a whole; None where the source is not to be changed.
+        decisions: Iterates over the decisions, user by user, each in the order in which they were made.
     """
 
     conversations: Callable[[], Generator[Conversation, None, None]]
     size: Callable[[], int | None] = lambda: None
     copies: str = ""
     drop: Callable[[Conversation], None] | None = None
+    decisions: Callable[[], Iterator[Decision]] = lambda: iter(())
 
 
 AnySource: TypeAlias = AnyFactory | ConversationSource
@@ -132,7 +156,25 @@ def history_source(factory: AnyFactory, user_id: str | None = None, *, native_on
                 read, counter = partial(iter, [unreadable(str(error))]), None
             yield Conversation(found.session_id, owner, read, counter)
 
-    return ConversationSource(conversations, lambda: sum(found.turns for _, found in sessions))
+    def decisions() -> Iterator[Decision]:
+        for owner in filter(None, owners if store.keeps_index else ()):
+            yield from _decisions_of(store, owner)
+
+    size = partial(sum, [found.turns for _, found in sessions])
+    return ConversationSource(conversations, size, decisions=decisions)
+
+
+def _decisions_of(store: TurnStore, user_id: str) -> Iterator[Decision]:
+    """Yield the decisions of a user that hold."""
+    log = UserLog()
+    since, has_more = None, True
+    while has_more:
+        page = store.run(store.changes(user_id, since, DECIDED, PAGE))
+        log.apply((row for row in page.rows if not row.session_id), utc_now())
+        since, has_more = page.mark, page.has_more
+    for row in log.decisions():
+        for name, data in row.index.items():
+            yield Decision(user_id, name, row.op, row.created_at, data)
 
 
 def unreadable(text: str) -> Turn:

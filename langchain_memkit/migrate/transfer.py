@@ -23,6 +23,7 @@ from langchain_memkit.migrate.sources import (
     AnySource,
     Conversation,
     ConversationSource,
+    Decision,
     in_thread,
     whole_turns,
 )
@@ -38,6 +39,7 @@ class MigrationReport:
         sessions: Conversations read.
         turns: Turns written (in a dry run: that would be written); turns the target had are not counted separately.
         messages: Messages in these turns.
+        decisions: Decisions beside the turns that were written: names that are one, lines that the user removed.
         skipped: A line for each item that could not be moved, with the reason.
         dry_run: Whether nothing was written.
 
@@ -50,6 +52,7 @@ class MigrationReport:
     sessions: int = 0
     turns: int = 0
     messages: int = 0
+    decisions: int = 0
     skipped: list[str] = field(default_factory=list)
     dry_run: bool = False
 
@@ -57,6 +60,8 @@ class MigrationReport:
         """Format the counts in one line, followed by the skipped items."""
         verb = "would move" if self.dry_run else "moved"
         head = f"{verb} {self.messages} messages in {self.turns} turns of {self.sessions} sessions"
+        if self.decisions:
+            head += f", and {self.decisions} decisions"
         return "\n".join([f"{head}; {len(self.skipped)} skipped", *(f"- {line}" for line in self.skipped)])
 
 
@@ -84,6 +89,18 @@ def copy_turns(turns: Iterable[Turn], target: TurnHistory, report: MigrationRepo
         report.turns += len(stored)
         report.messages += sum(sizes[op] for op in stored)
     return arrived
+
+
+def copy_decisions(decisions: Iterable[Decision], target: AnyFactory, report: MigrationReport) -> None:
+    """Copy decisions into histories; one that is there is not stored again."""
+    store = target.turn_store
+    for one in decisions:
+        if not store.keeps_index:
+            report.skipped.append(f"user {one.user_id!r}: a decision about {one.name}, which has no place there")
+            continue
+        report.decisions += 1
+        if not report.dry_run:
+            store.run(store.decide(one.user_id, one.name, one.data, at=one.created_at, op=one.op))
 
 
 def known_ids(history: TurnHistory, turns: Iterable[Turn]) -> set[str]:
@@ -248,6 +265,9 @@ def migrate(
                 # Native turns are removed only after their rows are stored, so that an interruption loses nothing.
                 store: Any = way_back.turn_store  # of MongoDB
                 store.run(store.drop_turns(SessionScope(conversation.user_id, str(conversation.session_id)), copied))
+        if not within:
+            given = (one._replace(user_id=user_id or one.user_id) for one in read.decisions())
+            copy_decisions(given, target, report)
     return report
 
 

@@ -150,7 +150,9 @@ class TurnStore(StoreBackend, ABC):
             HistoryWriteError: The database failed; `maybe_stored` must be true unless certainly nothing was stored.
         """
 
-    async def decide(self, user_id: str, name: str, data: bytes, *, at: datetime | None = None) -> None:
+    async def decide(
+        self, user_id: str, name: str, data: bytes, *, at: datetime | None = None, op: str | None = None
+    ) -> None:
         """Store a decision of a user, which no turn tells: two names are of one person, say.
 
         It is a row without messages under an empty session id, which no caller can pass, so that it is in no list of
@@ -161,11 +163,12 @@ class TurnStore(StoreBackend, ABC):
             name: The index that it belongs to.
             data: What was decided.
             at: When; None for now.
+            op: The name of the decision: one of that name is stored once. None for a new one.
 
         Raises:
             HistoryWriteError: The database failed.
         """
-        row = history_rows.TurnRow(f"decision:{uuid4()}", [], [], created_at=at, index={name: data})
+        row = history_rows.TurnRow(op or f"decision:{uuid4()}", [], [], created_at=at, index={name: data})
         await self.append(SessionScope(user_id, ""), Batch([], [], [row], None), None, ReadVersion())
 
     @abstractmethod
@@ -337,7 +340,7 @@ class TurnStore(StoreBackend, ABC):
 
     @abstractmethod
     async def owners(self) -> list[str]:
-        """List everybody who has turns, for a migration of the whole store.
+        """List everybody who has turns or decisions, for a migration of the whole store.
 
         Returns:
             The user ids, sorted; an empty string stands for the unowned sessions.
@@ -492,13 +495,13 @@ class TurnStore(StoreBackend, ABC):
         raise self._lacks("keeps no index of turns", "turns_at")
 
     async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
-        """Store what was derived from turns that are stored already.
+        """Store what was derived from turns that are stored already, or what takes the place of decisions.
 
         Args:
             user_id: The user; not empty.
             name: The name of the index: letters, digits and `_`.
-            made: For each turn its place, its op, and the data. Of a turn that was erased meanwhile, so that the place
-                is empty or holds another op, nothing is stored.
+            made: For each turn or decision its place, its op, and the data. Of what was erased meanwhile, so that the
+                place is empty or holds another op, nothing is stored.
         """
         raise self._lacks("keeps no index of turns", "keep_index")
 

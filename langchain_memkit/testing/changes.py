@@ -109,6 +109,11 @@ class ChangesContract(BothStyles):
         assert [row.index[NAME] for row in reader.log.decisions()] == [b"one", b"two"]
         store.run(store.decide(user, NAME, b"three"))
         assert (reader.look(), reader.log.decisions()[-1].index[NAME]) == (([], []), b"three")
+        row = reader.log.decisions()[-1]
+        store.run(store.decide(user, NAME, b"three", op=row.op, at=row.created_at))  # stored once
+        reader.keep([(row.place, row.op, b"3")])
+        reader.look()
+        assert [each.index[NAME] for each in reader.log.decisions()] == [b"one", b"two", b"3"]
         assert [session.session_id for session in store.run(store.sessions(user, hidden=True))] == ["s1"]
         call(history, "clear")
         reader.look()
@@ -125,6 +130,8 @@ class ChangesContract(BothStyles):
         call(make_history("s3", user), "append_turn", exchange("c"), epoch=begun.epoch, since=begun.read_at)
         late = Reader(make_history("-", user))
         assert [place for *place, _ in late.shown()] == [["s3", 1]]
+        store.run(store.decide(f"{user} alone", NAME, b"six"))
+        assert f"{user} alone" in store.run(store.owners())
         assert [row.index[NAME] for row in late.log.decisions()] == [b"four", b"five"]
 
     def test_what_tells_rows_apart(self, make_history: MakeHistory, call: Call, user: str) -> None:

@@ -375,7 +375,7 @@ def position(seq: object) -> int:
 def changed_row(document: BsonDict) -> ChangedRow | None:
     """Return what a document with the fields `CHANGED` tells; None if it is damaged, or holds neither turn nor mark."""
     seq, epoch, base = (document.get(name) for name in ("seq", "epoch", "base"))
-    kind = ROW_KINDS.get(document.get("kind", "turn"))
+    kind = ROW_KINDS.get(str(document.get("kind", "turn")))  # damaged, it may be something without a hash
     is_sound = all(isinstance(number, int) for number in (seq, epoch, base))
     if kind is None or not is_sound or not isinstance(document.get("session_id"), str):
         return None

@@ -716,8 +716,9 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return [SessionInfo(str(row["_id"]), row["n"], first, last) for row, (first, last) in groups]
 
     async def owners(self) -> list[str]:
-        """Return all users with turns, sorted; the empty string is the unowned space, with langchain-mongodb's rows."""
-        match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": NO_TURNS}}
+        """Return all users with turns or decisions, sorted; the empty string is what nobody owns, all old rows too."""
+        kinds = [kind for kind in NO_TURNS if kind != "decision"]
+        match = {"user_id": {"$type": "string"}, "seq": {"$gt": 0}, "kind": {"$nin": kinds}}
         users = {info.session_id for info in await self.grouped(match, "user_id", "createdAt")}
         legacy = await self.find(legacy_filter(*self.settings.legacy_keys), ["_id"], limit=1)
         return sorted(users | ({""} if legacy else set()))
@@ -949,11 +950,12 @@ class MongoTurnStore(Runner[Settings], TurnStore):
         return found
 
     async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
-        """Store what was derived from turns that are still there."""
+        """Store what was derived from turns that are still there, or decided."""
+        kinds = {"$in": ["turn", "decision"]}
         for some in batches(made):
             updates = [
                 UpdateOne(
-                    turns_filter(user_id, session_id, seq={"$eq": seq}, op={"$eq": op}, kind={"$eq": "turn"}),
+                    turns_filter(user_id, session_id, seq={"$eq": seq}, op={"$eq": op}, kind=kinds),
                     {"$set": {f"index.{name}": data}, **docs.CHANGES_NOW},
                 )
                 for (session_id, seq), op, data in some

@@ -399,8 +399,9 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return found, None
 
     async def owners(self) -> list[str]:
-        """Return every user id that has turns."""
-        rows = await self._select("SELECT DISTINCT user_id FROM turns WHERE kind = 'turn' ORDER BY 1")
+        """Return every user id that has turns or decisions."""
+        kinds = "kind IN ('turn', 'decision')"
+        rows = await self._select(f"SELECT DISTINCT user_id FROM turns WHERE {kinds} ORDER BY 1")
         return [row[0] for row in rows]
 
     async def has_users(self) -> bool:
@@ -528,10 +529,10 @@ class SQLiteTurnStore(Transactions, TurnStore):
         return found
 
     async def keep_index(self, user_id: str, name: str, made: Sequence[tuple[Place, str, bytes]]) -> None:
-        """Store what was derived from turns that are still there, in one transaction."""
+        """Store what was derived from turns that are still there, or decided, in one transaction."""
         statement = (
             "INSERT OR REPLACE INTO turn_indexes SELECT user_id, session_id, seq, :name, :made FROM turns"
-            f" WHERE {HERE} AND seq = :seq AND op = :op AND kind = 'turn'"
+            f" WHERE {HERE} AND seq = :seq AND op = :op AND kind IN ('turn', 'decision')"
         )
         given = [
             {"user": user_id, "session": session_id, "seq": seq, "op": op, "name": name, "made": data}

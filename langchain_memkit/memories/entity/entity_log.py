@@ -15,8 +15,8 @@ from langchain_memkit.base import EntityExtractor
 from langchain_memkit.memories.derived_log import UNDATED, DerivedLog, HeldTurns, Said
 from langchain_memkit.memories.entity import rows as stored
 from langchain_memkit.memories.entity.mentions import facts_of, message_facts, read_mentions
-from langchain_memkit.memories.entity.registry import EntityRegistry
-from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, ResolutionRule, fact_id
+from langchain_memkit.memories.entity.registry import EntityRegistry, speaker_names
+from langchain_memkit.memories.entity.rows import DescriptionRow, FactRow, ResolutionRule, fact_id, id_in
 from langchain_memkit.memories.entity.statements import NameSpan
 from langchain_memkit.stores.changes import ChangedRow, Place
 from langchain_memkit.stores.history import HistoryFactory
@@ -36,7 +36,9 @@ class UserEntities(HeldTurns):
 
     book: EntityRegistry = field(default_factory=lambda: EntityRegistry({}))
     keys: dict[Place, list[str]] = field(default_factory=dict)  # of the facts of each row
+    speakers: dict[Place, list[str]] = field(default_factory=dict)
     forgotten: dict[str, datetime] = field(default_factory=dict)  # names, and until when what was said is not quoted
+    has_lost: bool = True  # facts, so that what a model said of entities may rest on some that are gone
 
     @property
     def nbytes(self) -> int:
@@ -47,8 +49,11 @@ class UserEntities(HeldTurns):
         """Hold the facts of a row, and what a model said of entities after it."""
         facts = stored.decode_facts(row.index.get(ENTITIES), row, UNDATED)
         keys = self.keys[row.place] = list[str]()
+        if speakers := speaker_names(facts or ()):
+            self.book.add_speakers(speakers)
+            self.speakers[row.place] = [*speakers]
         for fact in facts or ():
-            if not self._is_forgotten(fact):
+            if fact.key and not self._is_forgotten(fact):
                 keys.append(f"{row.session_id}/{row.seq}/{fact_id(fact)}")
                 self.book.add(keys[-1], fact)
         if made := stored.decode_descriptions(row.index.get(DESCRIBED), row, UNDATED):
@@ -57,7 +62,10 @@ class UserEntities(HeldTurns):
 
     def drop(self, place: Place) -> None:
         """Forget the facts of a row."""
-        self.book.remove(self.keys.pop(place, ()))
+        keys = self.keys.pop(place, ())
+        self.has_lost = self.has_lost or bool(keys)
+        self.book.remove(keys)
+        self.book.remove_speakers(self.speakers.pop(place, ()))
         self.book.descriptions.pop(place, None)
 
     def decide(self, rows: Sequence[ChangedRow]) -> None:
@@ -75,7 +83,22 @@ class UserEntities(HeldTurns):
                 rules.append(rule)
         self.book.change_rules(rules)
         self.forgotten = forgotten
+        self.has_lost = True
         self.book.remove([key for key, fact in self.book.facts.items() if self._is_forgotten(fact)])
+
+    def outdated(self) -> list[tuple[Place, str, bytes]]:
+        """Return the rows with descriptions that rest on facts that are gone: place, op and what stays of them."""
+        is_unsure = bool(self.lacking)  # whether those facts are in turns that were not read yet
+        if not self.has_lost or is_unsure:
+            return []
+        self.has_lost = False
+        ids = set(map(id_in, self.book.facts))
+        found = []
+        for place, made in self.book.descriptions.items():
+            valid = [each for each in made if ids.issuperset(each.facts)]
+            if len(valid) < len(made):
+                found.append((place, self.rows[place].op, stored.encode_descriptions(valid)))
+        return found
 
     def _is_forgotten(self, fact: FactRow) -> bool:
         until = self.forgotten.get(fact.key)
@@ -111,9 +134,15 @@ class EntityLog(DerivedLog[UserEntities]):
         """Return what is held of a user of whom nothing was read yet."""
         return UserEntities(book=EntityRegistry(self.vocabulary))
 
-    async def decide_rule(self, user_id: str, rule: ResolutionRule) -> None:
-        """Store a decision of a user."""
-        await self.decide(user_id, stored.encode_rule(rule))
+    async def look(self, user_id: str, *, most: int | None = None, held: UserEntities | None = None) -> UserEntities:
+        """Look at what changed; descriptions that rest on what was erased are erased as well."""
+        held = await super().look(user_id, most=most, held=held)
+        await self.keep(user_id, DESCRIBED, await self.held(held.outdated))
+        return held
+
+    async def decide_rule(self, user_id: str, rule: ResolutionRule, after: datetime | None = None) -> None:
+        """Store a decision of a user about what was said up to a time."""
+        await self.decide(user_id, stored.encode_rule(rule), after)
 
     async def describe(self, user_id: str, place: Place, made: Sequence[DescriptionRow]) -> None:
         """Store what a model said of entities after a turn, in its row."""
@@ -162,6 +191,4 @@ class EntityLog(DerivedLog[UserEntities]):
 
 def _encode(book: EntityRegistry, said: Sequence[FactRow], found: Sequence[Sequence[NameSpan]]) -> bytes:
     """Encode the facts of a turn: of each message, in order, the sentences with the names that are found in it."""
-    for source in said:
-        book.add_speaker(source.speaker)
     return stored.encode_facts(facts_of(zip(said, found, strict=True), book))

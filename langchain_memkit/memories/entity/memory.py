@@ -409,8 +409,9 @@ class EntityMemory(MemoryOverHistories):
             names = sorted(
                 {book.facts[key].key for key in facts} | {n for n, root in groups.root.items() if root in roots}
             )
-        for each in sorted(names):
-            await log.decide_rule(self._user, ResolutionRule("forget", each, "", each, ""))
+            last = max((book.facts[key].at for key in facts), default=None)
+        for each in names:
+            await log.decide_rule(self._user, ResolutionRule("forget", each, "", each, ""), last)
         return len(facts)
 
     async def _describe(self, llm: Runnable[Any, Any]) -> None:

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
 from langchain_memkit.matching.fuzzy import KeyFinder, NameMatch
 from langchain_memkit.matching.names import PERSON, is_common_word, kind_of, without_amount
-from langchain_memkit.memories.entity.registry import EntityRegistry, forms_of
+from langchain_memkit.memories.entity.registry import EntityRegistry, forms_of, speaker_names
 from langchain_memkit.memories.entity.rows import FactRow, fact_id
 from langchain_memkit.memories.entity.statements import NameSpan, statements
 from langchain_memkit.memories.over_histories import clean
@@ -101,12 +102,20 @@ def _parts_of(mention: Any) -> tuple[str, str, int, int]:
     return str(said), str(label), int(start), int(end)
 
 
-def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *, asked: bool = False) -> list[NameSpan]:
+def find_names(
+    text: str,
+    mentions: Sequence[NameSpan],
+    book: EntityRegistry,
+    *,
+    asked: bool = False,
+    speakers: Mapping[str, str] = MappingProxyType({}),
+) -> list[NameSpan]:
     """Find the names in a text, in order: names from the extractor, and known names, wherever they occur.
 
     Of overlapping names the longest counts; of equally long ones the extractor's, which has a type. A known name within
     a longer one that the extractor took for something other than a person ("Melanie's Pottery") counts as well. In a
     question (`asked`), and in a text without capitals, names that may be mere words count in lower case, too.
+    `speakers` are known names as well, with their keys.
     """
     new: list[NameSpan] = []
     for spot in mentions:
@@ -114,9 +123,11 @@ def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *,
         if key and not (is_common_word(key) and spot.surface.islower()):
             new.append(spot._replace(key=key, label=book.kind(key) or spot.label))
     seen = book.forms.find(text)
-    if new:
-        forms = (pair for spot in new for pair in forms_of(spot.surface, spot.key, spot.label))
-        seen += KeyFinder(dict(forms)).find(text)
+    forms = dict(speakers)
+    for spot in new:
+        forms.update(forms_of(spot.surface, spot.key, spot.label))
+    if forms:
+        seen += KeyFinder(forms).find(text)
     if not (new or seen):
         return []
     # Where sentences begin: a capital letter there tells nothing about whether a word is a name.
@@ -126,7 +137,8 @@ def find_names(text: str, mentions: Sequence[NameSpan], book: EntityRegistry, *,
     places = {(spot.start, spot.end) for spot in new}
     known: list[NameSpan] = []
     for match in seen:
-        is_weak = has_capitals and book.is_weak(match.key)
+        is_speaker = match.key in speakers.values()
+        is_weak = has_capitals and not is_speaker and book.is_weak(match.key)
         if (match.start, match.end) not in places and not _is_word(match, text, firsts, weak=is_weak):
             surface, label = text[match.start : match.end], book.kind(match.key) or labels.get(match.key, "")
             known.append(NameSpan(match.key, surface, label, match.start, match.end))
@@ -152,15 +164,24 @@ def _is_word(found: NameMatch, text: str, firsts: Container[int], *, weak: bool)
 
 
 def facts_of(messages: Iterable[tuple[FactRow, Sequence[NameSpan]]], book: EntityRegistry) -> list[FactRow]:
-    """Return one fact per name and statement of messages, each given with what the extractor found in it."""
+    """Return one fact per name and statement of messages, each given with what the extractor found in it.
+
+    A message with a speaker in which nobody is named is returned as well, as a fact about nobody without a text: who
+    spoke is known by it.
+    """
+    messages = [*messages]
+    speakers = speaker_names(message for message, _ in messages)
     rows: dict[str, FactRow] = {}
     for message, mentions in messages:
         spots = [
             spot._replace(label=book.usual_kind(spot.key) or spot.label)
-            for spot in find_names(message.text, mentions, book)[:NAMED]
+            for spot in find_names(message.text, mentions, book, speakers=speakers)[:NAMED]
         ]
         told = statements(message.text, spots) if spots else ()
         facts = ((begin, end, spot) for begin, end, about in told for spot in about)
+        if message.speaker in speakers and not spots:
+            nobody = message._replace(text="")
+            rows[fact_id(nobody)] = nobody
         for begin, end, spot in islice(facts, NAMED):
             text = clean(_around(message.text, begin, max(end, spot.end), spot))
             named = spot._replace(surface=clean(spot.surface))

@@ -240,7 +240,8 @@ class EntityRegistry:
         self.names: dict[str, Counter[str]] = {}  # the types in the facts of each name; empty where nobody told it
         self._vocabulary = vocabulary
         self._given = {key: kind for form, kind in vocabulary.items() if (key := name_key(form, given=True))}
-        self._speakers: dict[str, str] = {}
+        self._speakers: dict[str, str] = {}  # keys by name
+        self._turns_of: Counter[str] = Counter()  # of each speaker
         self._firm: Counter[str] = Counter()
         self._near: Links = {}
         self._like: dict[str, set[str]] = {}
@@ -271,7 +272,6 @@ class EntityRegistry:
         for form, name in forms_of(row.surface, row.key, row.label):
             self.forms.add(form, name)
             self._firm[name] += _is_firm(row)
-        self.add_speaker(row.speaker)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove facts by key; unknown keys are ignored."""
@@ -298,11 +298,22 @@ class EntityRegistry:
             self._groups = None
             self._refresh_forms()
 
-    def add_speaker(self, speaker: str) -> None:
-        """Register the name of a speaker, so that it is found in texts; roles ("user") are no names."""
-        if speaker and speaker not in self._speakers and (key := name_key(speaker, given=True)) and key not in ROLES:
+    def add_speakers(self, speakers: Mapping[str, str]) -> None:
+        """Register the speakers of a turn, as `speaker_names` returns them, so that they are found in texts."""
+        self._turns_of.update(speakers.keys())
+        for speaker, key in speakers.items():
             self._speakers[speaker] = key
             self.forms.add(speaker, key)
+
+    def remove_speakers(self, speakers: Iterable[str]) -> None:
+        """Take the speakers of a turn out again; those who spoke in no other turn are no longer found."""
+        self._turns_of.subtract(speakers)
+        gone = [speaker for speaker in speakers if self._turns_of[speaker] <= 0]
+        for speaker in gone:
+            del self._turns_of[speaker]
+            del self._speakers[speaker]
+        if gone:
+            self._refresh_forms()
 
     # -- names
 
@@ -401,6 +412,12 @@ class EntityRegistry:
         told = (each for made in self.descriptions.values() for each in made)
         mine = [d for d in told if self.groups.root.get(d.key) == root and ids >= set(d.facts)]
         return max(mine, key=lambda d: (d.at, d.text), default=None)
+
+
+def speaker_names(messages: Iterable[FactRow]) -> dict[str, str]:
+    """Return the names of those who speak, with their keys; roles ("user") are no names."""
+    keys = {message.speaker: name_key(message.speaker, given=True) for message in messages if message.speaker}
+    return {speaker: key for speaker, key in keys.items() if key and key not in ROLES}
 
 
 def _is_firm(row: FactRow) -> bool:

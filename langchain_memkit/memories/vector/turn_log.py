@@ -303,18 +303,21 @@ class TurnLog:
         if index is not None and await self._try_to_embed(user_id, [index]):
             await self._keep(user_id, VECTORS, [(place, op, turn_index.encode(index))])
 
-    async def look(self, user_id: str, *, most: int | None = None, rates: int = 0) -> UserRecords:
+    async def look(
+        self, user_id: str, *, most: int | None = None, rates: int = 0, held: UserRecords | None = None
+    ) -> UserRecords:
         """Look at what changed in a user's turns, and make what they lack.
 
         Args:
             user_id: The user.
             most: How many turns are indexed at most; None for `lazy`.
             rates: How many turns are rated at most, which takes a call of a model each.
+            held: What is held of the user, as an earlier look returned it, however little memory there is.
 
         Returns:
             The user's records.
         """
-        held = self._held(user_id)
+        held = held or self._held(user_id)
         names = [VECTORS, RECALLED]
         await self._step(lambda: catch_up(self.store, user_id, held.log, names, self._now()))
         if not self._sketch and (held.log.unread or held.vectorless):
@@ -338,9 +341,8 @@ class TurnLog:
             self._users.put(user_id, held)
         return held
 
-    async def renew(self, user_id: str) -> None:
+    async def renew(self, held: UserRecords) -> None:
         """Take all turns that are held of a user for turns without an index; vectors of equal texts are kept."""
-        held = self._held(user_id)
         with held.index.lock:
             for place, one in held.rows.items():
                 index = {name: data for name, data in one.row.index.items() if name != VECTORS}

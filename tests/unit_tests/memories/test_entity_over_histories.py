@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
 
 from langchain_memkit import SQLiteChatMessageHistory, create_runnable_with_message_history, purge_user, session
 from langchain_memkit.base import Mention
-from langchain_memkit.memories.derived_log import pack
+from langchain_memkit.memories.derived_log import pack, unpack
 from langchain_memkit.memories.entity import EntityMemory
 from langchain_memkit.memories.entity.entity_log import ENTITIES
 from langchain_memkit.testing import FakeChatModel
@@ -161,6 +165,70 @@ def test_a_turn_is_told_again_after_its_names_were_forgotten(histories: Any) -> 
     assert known(memory) == {}
 
 
+@pytest.mark.parametrize("erase", ["delete", "forget"])
+def test_descriptions_go_with_what_they_rest_on(histories: Any, path: Path, erase: str) -> None:
+    """The next look erases what a model said of an entity of which a sentence was erased; others stay.
+
+    What lies in the hidden turn itself comes back with it, should it be shown again.
+    """
+    answers = iter(["1. Swims.", "1. Sleeps.", "1. Swims and dives."])
+    describe = RunnableLambda(lambda prompt: next(answers))
+    memory = EntityMemory(histories, Extractor(), "s1", user_id="u1", describe=describe)
+    for number, text in enumerate(["Nemo swims.", "Dory sleeps.", "Nemo dives."]):
+        memory.save([HumanMessage(text, id=str(number))])
+    if erase == "delete":
+        memory.forget_messages(["0"])
+    else:
+        memory.forget("Nemo")
+    EntityMemory(histories, Extractor(), "s2", user_id="u1").entities()
+    with closing(sqlite3.connect(path)) as connection:
+        (*kept,) = connection.execute("SELECT made FROM turn_indexes WHERE name = 'described' ORDER BY seq")
+    assert [len(unpack(made) or ()) for (made,) in kept] == [int(erase == "delete"), 1, 0]
+
+
+def test_clocks_that_differ(path: Path) -> None:
+    """What is forgotten was said before that, also where the clock of who said it goes before."""
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    with SQLiteChatMessageHistory.factory(path, now=lambda: later) as ahead:
+        EntityMemory(ahead, Extractor(), "s1", user_id="u1").save([HumanMessage("Nemo swims. Dory sleeps.")])
+    with SQLiteChatMessageHistory.factory(path) as histories:
+        memory = EntityMemory(histories, Extractor(), "s1", user_id="u1")
+        assert memory.forget("Nemo") == 1
+        assert known(memory) == {"Dory": ["Dory sleeps."]}
+
+
+def test_speakers_are_known_by_what_is_stored(histories: Any) -> None:
+    """A speaker's name is found in later turns, in every process alike, until all of their turns are gone."""
+    nobody = EntityMemory.factory(histories, lambda text: [])
+    nobody("s1", "u1").save([HumanMessage("Hello there.", name="Priya")])
+    other = EntityMemory.factory(histories, lambda text: [])
+    other("s2", "u1").save([HumanMessage("I met Priya today.")])
+    assert known(nobody("s1", "u1")) == known(other("s1", "u1")) == {"Priya": ["I met Priya today."]}
+    nobody("s1", "u1").clear()
+    other("s2", "u1").save([HumanMessage("Where is Marlin?", name="Marlin")])
+    other("s2", "u1").clear()
+    for memories in (nobody, other):
+        memories("s3", "u1").save([HumanMessage(f"Priya and Marlin called {id(memories)}.")])
+    assert known(nobody("s1", "u1")) == known(other("s1", "u1")) == {}
+
+
+def test_indexing_anew_with_little_room(histories: Any) -> None:
+    """Each turn is read again, although other users take the room of this one meanwhile."""
+    first = EntityMemory.factory(histories, lambda text: [], cache_bytes=0)
+    for number in range(2500):
+        histories("s1", "u1").add_messages([HumanMessage(f"Nemo swims {number}.")])
+    assert first("s1", "u1").index(progress=False) == 2500
+
+    def extract(text: str) -> list[Mention]:
+        later("s2", "u2").entities()
+        return [Mention("Nemo", "PERSON", 0, 4)]
+
+    later = EntityMemory.factory(histories, extract, cache_bytes=0)
+    assert later("s1", "u1").index(progress=False, anew=True) == 2500
+    (nemo,) = first("s1", "u1").entities()
+    assert nemo.name == "Nemo"
+
+
 def test_users_without_any_names_leave_the_process(histories: Any) -> None:
     """Their turns take memory, too: with little room only the last of many users is held."""
     entities = EntityMemory.factory(histories, Extractor(), cache_bytes=10_000)
@@ -192,6 +260,10 @@ def test_an_extractor_that_fails_is_tried_again(histories: Any, caplog: pytest.L
     assert "could not read turns" in caplog.text
     assert "model is down" not in caplog.text
     extract.fails = False
+    extract.read.clear()
+    assert known(entities("s1", "u1")) == {}
+    assert extract.read == []  # it is left alone for a minute
+    entities._core.log._failed_at = float("-inf")
     chat.invoke("Dory sleeps.", session("s1", user_id="u1"))
     assert known(entities("s1", "u1")) == {"Nemo": ["Nemo swims."], "Dory": ["Dory sleeps."]}
 
