@@ -54,8 +54,8 @@ def export_history(
     """Write every conversation as JSON lines, one turn per line, without losing anything that is stored of a turn.
 
     Users, sessions, turn ids, times, message ids, token counts and hidden (soft-deleted) turns come back with
-    `import_history`, and so does what was decided for entity and preference memory. The file appears under its name only
-    when it is complete, and only its owner can read it. It is packed if its name ends in `.gz`. An export that is
+    `import_history`, and so does what was decided for entity and preference memory. The file appears under its name
+    only when it is complete, and only its owner can read it. It is packed if its name ends in `.gz`. An export that is
     killed may leave a file NAME.*.part beside it.
 
     Args:
